@@ -1,0 +1,283 @@
+"""JobConfig: the one validated description of a training job.
+
+Read from YAML, overridden by ``key=value`` pairs, checked as a whole before any process starts.
+Every problem becomes a :class:`ConfigError` that names file, key, given value and remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+
+class ConfigError(ValueError):
+    """A job description that cannot be run; the message lists every problem with its remedy."""
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are immutable, numbers are not quietly cast."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
+
+
+class ModelConfig(Section):
+    """Which model: a preset, a Hugging Face config given inline, or a local directory with weights."""
+
+    preset: str | None = Field(None, description="name of a built-in tiny model, e.g. llava-tiny")
+    config: dict[str, Any] | None = Field(None, description="inline Hugging Face config (model_type: llava, ...)")
+    path: str | None = Field(None, description="local Hugging Face directory with config.json and weights")
+    freeze: tuple[Literal["vision", "projector", "language"], ...] = Field((), description="parts that do not train")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        given = [name for name in ("preset", "config", "path") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of preset, config, path (given: {', '.join(given) or 'none'})")
+        if set(self.freeze) == {"vision", "projector", "language"}:
+            raise ValueError("freeze lists every part, so nothing would train; leave at least one out")
+        return self
+
+
+class ScenesConfig(Section):
+    """Size and mix of the embedded synthetic data set."""
+
+    train_samples: int = Field(100_000, ge=1)
+    val_samples: int = Field(512, ge=1)
+    colours: int = Field(8, ge=2, le=8)
+    max_shapes: int = Field(3, ge=1, le=4)
+    caption_fraction: float = Field(0.25, ge=0, le=1, description="share of samples that are captions, not questions")
+    text_only_fraction: float = Field(0.0, ge=0, le=1, description="share of samples without a picture")
+
+
+class DataConfig(Section):
+    """Where samples come from and how they are prepared."""
+
+    source: Literal["scenes", "webdataset"] = "scenes"
+    path: str | None = Field(None, description="webdataset: glob of the training shards (*.tar)")
+    val_path: str | None = Field(None, description="webdataset: glob of the held-out shards")
+    tokenizer: str = Field("bytes", description='"bytes" (ByT5, needs no files) or a local tokenizer directory')
+    prompt: str = Field("Describe the picture.", description="instruction before a caption")
+    max_length: int = Field(256, ge=8, description="tokens per sample, image placeholders included")
+    shuffle: bool = True
+    loaders: int = Field(2, ge=1, description="CPU data-loading actors")
+    loader_cpus: float = Field(0.0, ge=0, description="CPUs that Ray reserves per loading actor")
+    prefetch: int = Field(2, ge=1, le=64, description="steps requested ahead by each worker")
+    max_bad_fraction: float = Field(0.001, ge=0, le=1, description="share of damaged samples that stops the run")
+    timeout_s: float = Field(60.0, gt=0, description="time limit for one batch before another loader is asked")
+    scenes: ScenesConfig = ScenesConfig()
+
+    @model_validator(mode="after")
+    def _paths(self) -> DataConfig:
+        if self.source == "webdataset" and not self.path:
+            raise ValueError("source: webdataset needs path, a glob such as data/train-*.tar")
+        if self.source == "scenes" and (self.path or self.val_path):
+            raise ValueError("source: scenes renders its pictures; remove path/val_path or set source: webdataset")
+        return self
+
+
+class ScheduleConfig(Section):
+    """Learning rate as a pure function of the step."""
+
+    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: int = Field(0, ge=0)
+    min_ratio: float = Field(0.1, ge=0, le=1, description="final learning rate as a share of the peak")
+
+
+class OptimConfig(Section):
+    """Optimizer and schedule."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1, description="sgd only")
+    weight_decay: float = Field(0.01, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0, description="global gradient-norm limit; null: no clipping")
+    vision_lr_scale: float = Field(1.0, gt=0, description="learning-rate factor of the vision encoder")
+    schedule: ScheduleConfig = ScheduleConfig()
+
+    @field_validator("betas")
+    @classmethod
+    def _betas(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("both betas must lie in [0, 1)")
+        return value
+
+
+class TrainConfig(Section):
+    """What one optimizer step is, and how many of them."""
+
+    steps: int = Field(..., ge=1)
+    global_batch: int = Field(..., ge=1, description="samples per optimizer step, whatever the number of workers")
+    micro_batch: int = Field(8, ge=1, description="most samples per forward pass on one worker")
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+
+
+class LayoutConfig(Section):
+    """Constraints for the planner; the data-parallel degree follows from the workers that live."""
+
+    tp: int = Field(1, ge=1, description="preferred tensor-parallel degree, inside one node")
+    sequence_parallel: bool = Field(True, description="shard activations along the sequence between TP blocks")
+    dp_replicate: int = Field(1, ge=1, description="preferred number of full replicas (HSDP)")
+
+
+class ElasticConfig(Section):
+    """How far the job may shrink and grow, and when it gives up."""
+
+    min_workers: int = Field(1, ge=1)
+    max_workers: int = Field(1, ge=1)
+    max_failures: int = Field(3, ge=0, description="failures in a row without a new step before the job stops")
+    wait_s: float = Field(300.0, gt=0, description="longest wait for min_workers")
+    ping_s: float = Field(2.0, gt=0, description="a worker silent for longer counts as lost once something failed")
+    abort_s: float = Field(2.0, gt=0, description="a worker that takes longer to leave a broken collective is replaced")
+    hang_s: float = Field(300.0, gt=0, description="longest step before the generation counts as hung")
+
+    @model_validator(mode="after")
+    def _range(self) -> ElasticConfig:
+        if self.min_workers > self.max_workers:
+            raise ValueError(f"min_workers={self.min_workers} exceeds max_workers={self.max_workers}")
+        return self
+
+
+class CheckpointConfig(Section):
+    """Durable sharded state."""
+
+    every: int = Field(50, ge=1, description="steps between checkpoints")
+    keep_last: int = Field(2, ge=1, description="intact checkpoints to keep")
+    at_end: bool = True
+
+
+class EvaluateConfig(Section):
+    """Held-out evaluation."""
+
+    samples: int = Field(256, ge=0, description="held-out samples; 0: none")
+    at_end: bool = True
+
+
+class JobConfig(Section):
+    """One training job."""
+
+    name: str = Field("planaria", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="run name: a folder under storage")
+    seed: int = Field(0, ge=0)
+    model: ModelConfig
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig
+    layout: LayoutConfig = LayoutConfig()
+    elastic: ElasticConfig = ElasticConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    storage: str = Field("runs", description="folder (shared by all nodes) for runs and checkpoints")
+
+    @model_validator(mode="after")
+    def _combination(self) -> JobConfig:
+        if self.optim.schedule.warmup_steps >= self.train.steps:
+            raise ValueError(
+                f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} leaves no step of "
+                f"train.steps={self.train.steps}; shorten the warm-up or train longer"
+            )
+        if self.layout.tp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.tp={self.layout.tp} needs at least as many workers, but elastic.max_workers="
+                f"{self.elastic.max_workers}; raise max_workers or lower tp"
+            )
+        return self
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
+    """Read and check a job file.
+
+    Args:
+        path: YAML file.
+        overrides: ``dotted.key=value`` pairs; the value is read as YAML.
+
+    Raises:
+        ConfigError: everything that is wrong, each with file (or ``--set``), key, value and remedy.
+    """
+    path = Path(path)
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a job file, e.g. jobs/configs/scenes.yaml") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a UTF-8 text file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections (model:, train:, ...), found {type(tree).__name__}")
+    origins: dict[str, str] = {}
+    for override in overrides:
+        key = _apply_override(tree, override)
+        origins[key] = f"--set {override}"
+    return parse(tree, str(path), origins)
+
+
+def parse(tree: Mapping[str, Any], source: str = "job", origins: Mapping[str, str] | None = None) -> JobConfig:
+    """Check a tree of plain values. ``source`` names it in errors; ``origins`` maps overridden keys to their flag."""
+    try:
+        return JobConfig.model_validate(dict(tree))
+    except ValidationError as error:
+        lines = [_explain(problem, source, origins or {}) for problem in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> str:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override}: expected key=value, e.g. --set optim.lr=3e-4")
+    key = key.strip()
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: the value is not valid YAML: {error}") from None
+    node: dict[str, Any] = tree
+    *parents, leaf = key.split(".")
+    for depth, part in enumerate(parents):
+        child = node.setdefault(part, {})
+        if child is None:
+            child = node[part] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: {'.'.join(parents[: depth + 1])} is a value, not a section")
+        node = child
+    node[leaf] = value
+    return key
+
+
+def _section_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The section class that holds the last element of ``location``."""
+    section: type[BaseModel] = JobConfig
+    for part in location[:-1]:
+        field = section.model_fields.get(str(part))
+        annotation = field.annotation if field else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return None
+        section = annotation
+    return section
+
+
+def _explain(problem: Any, source: str, origins: Mapping[str, str]) -> str:
+    location = tuple(problem["loc"])
+    key = ".".join(str(part) for part in location)
+    where = next((flag for name, flag in origins.items() if key == name or key.startswith(name + ".")), source)
+    given = problem.get("input")
+    section = _section_at(location)
+    kind, message = problem["type"], problem["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        known = list(section.model_fields) if section else []
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(sorted(known))}"
+        return f"{where}: {key}: unknown key (value {given!r}); {remedy}"
+    if kind == "missing":
+        description = section.model_fields[str(location[-1])].description if section else None
+        hint = f" ({description})" if description else ""
+        return f"{where}: {key}: missing{hint}; add it"
+    if kind == "value_error":
+        return f"{where}: {key + ': ' if key else ''}{message}"
+    return f"{where}: {key}: {given!r} is not acceptable: {message[0].lower() + message[1:]}"

@@ -1,0 +1,1 @@
+"""The controller: a state machine over membership, with small pure policies."""

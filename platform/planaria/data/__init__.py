@@ -1,0 +1,1 @@
+"""Sources, global order, encoding and collation of image-text samples."""

@@ -1,0 +1,1 @@
+"""Run records, live view and summaries."""

@@ -1,0 +1,1 @@
+"""Which layout for which cluster: pure functions."""

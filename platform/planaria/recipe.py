@@ -1,0 +1,105 @@
+"""The protocol between the platform and a model: what to train, on what, towards what.
+
+The platform's own vision-language recipe (:mod:`planaria.models.vlm`) implements it; a user's
+``torch.nn.Module`` joins by implementing the same five methods. See ``docs/custom_models.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+
+class BadSample(Exception):
+    """A sample that cannot be decoded. ``key`` names it, ``cause`` says why.
+
+    The platform counts it, logs it and puts a deterministic substitute in its slot. Transient
+    I/O trouble is not a bad sample: let the ``OSError`` through, and the read is retried.
+    """
+
+    def __init__(self, key: str, cause: str) -> None:
+        super().__init__(key, cause)
+        self.key = key
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"sample {self.key}: {self.cause}"
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Random access to samples. Every loader must see the same length and the same samples."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample ``index``; raises :class:`BadSample` when it is damaged."""
+        ...
+
+
+@dataclass
+class MicroBatch:
+    """What one forward pass consumes. Arrays travel through Ray's object store without a copy."""
+
+    arrays: dict[str, np.ndarray]
+    targets: int
+    """Number of target units (tokens, or samples) with weight; the loss is normalised by their global sum."""
+    ids: list[int] = field(default_factory=list)
+    """Dataset indices of the weighted samples, for the exactly-once ledger."""
+    tokens: int = 0
+    """Weighted input tokens, for throughput figures."""
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """How a model is cut. Everything has a default, so a plain module needs none of it.
+
+    ``units``: dotted names of the modules that FSDP2 gathers one at a time (default: none, one root
+    unit). ``colwise``/``rowwise``: leaf names of ``nn.Linear`` inside a unit that tensor parallelism
+    splits by output/input features; the parent of colwise leaves must take the hidden states as its
+    first argument or as ``hidden_states``. ``replicate``: leaf names inside a unit that TP keeps whole.
+    ``sequence_parallel``: one (first unit, module after the last unit) pair per stack of units whose
+    activations [batch, sequence, hidden] may be sharded along the sequence between attention and MLP.
+    """
+
+    units: tuple[str, ...] = ()
+    colwise: frozenset[str] = frozenset()
+    rowwise: frozenset[str] = frozenset()
+    replicate: frozenset[str] = frozenset()
+    sequence_parallel: tuple[tuple[str, str], ...] = ()
+    heads: Mapping[str, int] = field(default_factory=dict)
+    """Counts that the TP degree must divide, by the name to show in an error."""
+
+
+class Recipe(Protocol):
+    """Model, data and loss of one training job. Instances are pickled to every actor."""
+
+    def dataset(self, split: str) -> Dataset:
+        """The samples of ``"train"`` or ``"val"``."""
+        ...
+
+    def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
+        """Arrays for one forward pass. ``weights[i]`` is 1, or 0 for a filler whose loss must not count.
+
+        ``samples`` is never empty. Leave ``ids`` to the platform.
+        """
+        ...
+
+    def build_model(self) -> nn.Module:
+        """The whole model, unsharded. Called under ``torch.device("meta")`` if the recipe has ``init_module``,
+        else on the CPU under a fixed seed."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """SUM (not mean) of the losses of the batch's weighted targets; a scalar with a gradient."""
+        ...
+
+    def sharding(self, model: nn.Module) -> ShardingRules:
+        """Units and tensor-parallel rules; ``ShardingRules()`` is a valid answer."""
+        ...

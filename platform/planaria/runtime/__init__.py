@@ -1,0 +1,1 @@
+"""The Ray actors and the life cycle of process groups."""

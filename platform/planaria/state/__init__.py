@@ -1,0 +1,1 @@
+"""Slice-indexed state: boxes of global tensors, durable checkpoints."""
