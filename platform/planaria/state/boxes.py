@@ -1,0 +1,169 @@
+"""Boxes: axis-aligned regions of a tensor, and their arithmetic.
+
+All state is addressed by the box of the *global* tensor that it fills, never by the rank that held
+it, so a layout is nothing but a set of boxes and resharding is intersection. Pure integers: no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class BoxError(ValueError):
+    """A box or a split that cannot exist."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """The region ``offset[d] <= i < offset[d] + shape[d]`` for every dim ``d``.
+
+    A scalar (0-d) tensor has exactly one box, ``Box((), ())``, with one element. A box with a zero
+    in its shape is *empty*: that is what a rank holds when FSDP2 has fewer rows than ranks.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.offset) != len(self.shape):
+            raise BoxError(f"offset {self.offset} and shape {self.shape} have different numbers of dims")
+        for value in (*self.offset, *self.shape):
+            if value < 0:
+                raise BoxError(f"offset {self.offset} and shape {self.shape} must not be negative")
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """The box that fills a tensor of ``shape``."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """First index past the box on every dim."""
+        return tuple(start + size for start, size in zip(self.offset, self.shape, strict=True))
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the box has no element."""
+        return 0 in self.shape
+
+    def contains(self, other: Box) -> bool:
+        """Whether every index of ``other``, its corners included, lies in this box."""
+        self._same_dims(other)
+        return all(
+            start <= other_start and other_stop <= stop
+            for start, stop, other_start, other_stop in zip(
+                self.offset, self.stop, other.offset, other.stop, strict=True
+            )
+        )
+
+    def intersect(self, other: Box) -> Box | None:
+        """The common region; ``None`` where there is no common element."""
+        self._same_dims(other)
+        offset: list[int] = []
+        shape: list[int] = []
+        for mine, my_size, theirs, their_size in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
+            start, stop = max(mine, theirs), min(mine + my_size, theirs + their_size)
+            if start >= stop:
+                return None
+            offset.append(start)
+            shape.append(stop - start)
+        return Box(tuple(offset), tuple(shape))
+
+    def relative_to(self, other: Box) -> tuple[slice, ...]:
+        """Slices that select this box from an array that holds ``other``.
+
+        Raises:
+            BoxError: this box is not inside ``other``.
+        """
+        if not other.contains(self):
+            raise BoxError(f"{self} is not inside {other}")
+        return tuple(
+            slice(start - base, start - base + size)
+            for start, base, size in zip(self.offset, other.offset, self.shape, strict=True)
+        )
+
+    def within(self, parent: Box) -> Box:
+        """Translate this box from the coordinates of ``parent`` to those of the global tensor.
+
+        Nested sharding composes so: the rows that FSDP2 cuts from a tensor-parallel slice are
+        ``shard_rows(tp.shape, ...).within(tp)``.
+
+        Raises:
+            BoxError: this box exceeds the shape of ``parent``.
+        """
+        if not Box.whole(parent.shape).contains(self):
+            raise BoxError(f"{self} exceeds the shape {parent.shape} of its parent")
+        return Box(tuple(start + base for start, base in zip(self.offset, parent.offset, strict=True)), self.shape)
+
+    def subtract(self, cut: Box) -> list[Box]:
+        """What is left of this box without ``cut``: at most 2N disjoint boxes."""
+        common = self.intersect(cut)
+        if common is None:
+            return [] if self.empty else [self]
+        rest: list[Box] = []
+        offset, shape = list(self.offset), list(self.shape)
+        for dim, (start, stop) in enumerate(zip(common.offset, common.stop, strict=True)):
+            for low, high in ((offset[dim], start), (stop, offset[dim] + shape[dim])):
+                if low < high:
+                    rest.append(
+                        Box((*offset[:dim], low, *offset[dim + 1 :]), (*shape[:dim], high - low, *shape[dim + 1 :]))
+                    )
+            offset[dim], shape[dim] = start, stop - start
+        return rest
+
+    def __str__(self) -> str:
+        return "[" + ",".join(f"{start}:{stop}" for start, stop in zip(self.offset, self.stop, strict=True)) + "]"
+
+    def _same_dims(self, other: Box) -> None:
+        if len(self.shape) != len(other.shape):
+            raise BoxError(f"{self} and {other} have different numbers of dims")
+
+
+def shard_rows(global_shape: Sequence[int], index: int, count: int) -> Box:
+    """Shard ``index`` of ``count`` along dim 0, cut as ``torch.chunk`` and FSDP2 cut it.
+
+    Every shard has ``ceil(rows / count)`` rows until they run out; trailing shards are smaller or empty.
+    """
+    _check_split(index, count)
+    if not global_shape:
+        raise BoxError("a scalar has no rows to shard; hold it replicated")
+    rows = global_shape[0]
+    size = -(-rows // count)
+    start, stop = min(index * size, rows), min((index + 1) * size, rows)
+    return Box((start,) + (0,) * (len(global_shape) - 1), (stop - start, *global_shape[1:]))
+
+
+def split_dim(global_shape: Sequence[int], dim: int, index: int, count: int) -> Box:
+    """Part ``index`` of ``count`` equal parts along ``dim``, as tensor parallelism splits it."""
+    _check_split(index, count)
+    if not -len(global_shape) <= dim < len(global_shape):
+        raise BoxError(f"dim {dim} does not exist in a tensor of shape {tuple(global_shape)}")
+    dim %= len(global_shape)
+    size, rest = divmod(global_shape[dim], count)
+    if rest:
+        raise BoxError(f"dim {dim} of shape {tuple(global_shape)} is not divisible by {count}")
+    offset, shape = [0] * len(global_shape), list(global_shape)
+    offset[dim], shape[dim] = index * size, size
+    return Box(tuple(offset), tuple(shape))
+
+
+def uncovered(target: Box, pieces: Iterable[Box]) -> list[Box]:
+    """The exact part of ``target`` that no piece fills, as disjoint boxes; empty when it is covered."""
+    rest = [] if target.empty else [target]
+    for piece in pieces:
+        if not rest:
+            break
+        rest = [left for box in rest for left in box.subtract(piece)]
+    return rest
+
+
+def _check_split(index: int, count: int) -> None:
+    if count < 1 or not 0 <= index < count:
+        raise BoxError(f"part {index} of {count} does not exist")

@@ -1,0 +1,171 @@
+"""The slice index: which file holds which box of which tensor. Pure: no torch, no files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planaria.state.boxes import Box, uncovered
+
+SHARD_NAME = re.compile(r"shard-\d{5,}\.safetensors")
+
+
+class SliceError(ValueError):
+    """Slices that contradict each other or their tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One stored piece of one tensor. Plain data: it travels between processes.
+
+    Attributes:
+        tensor: global name, such as ``model/<fqn>`` or ``optim/exp_avg/<fqn>``.
+        global_shape: shape of the whole tensor.
+        dtype: safetensors code, such as ``F32`` or ``BF16``.
+        box: the part of the global tensor that is stored.
+        file: name of the shard file, without a folder.
+        key: name of the piece inside that file.
+        checksum: BLAKE2b-128 of the piece's bytes, in hex.
+        nbytes: size of the piece.
+    """
+
+    tensor: str
+    global_shape: tuple[int, ...]
+    dtype: str
+    box: Box
+    file: str
+    key: str
+    checksum: str
+    nbytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a tree of plain JSON values."""
+        return {"tensor": self.tensor, "global_shape": list(self.global_shape), "dtype": self.dtype, **_stored(self)}
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Slice:
+        """Inverse of :meth:`to_json`."""
+        return _slice(tree["tensor"], tuple(tree["global_shape"]), tree["dtype"], tree)
+
+    def __str__(self) -> str:
+        return f"{self.tensor}{self.box}"
+
+
+@dataclass
+class Index:
+    """Mapping from tensor name to its slices."""
+
+    tensors: dict[str, list[Slice]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, slices: Iterable[Slice]) -> Index:
+        """Index of ``slices``.
+
+        Raises:
+            SliceError: slices of one tensor disagree on its shape or dtype, or exceed it.
+        """
+        index = cls()
+        for item in slices:
+            index.add(item)
+        return index
+
+    def add(self, item: Slice) -> None:
+        """Add one slice; see :meth:`of`."""
+        if len(item.box.shape) != len(item.global_shape) or not Box.whole(item.global_shape).contains(item.box):
+            raise SliceError(f"slice {item} exceeds its tensor of shape {item.global_shape}")
+        if not SHARD_NAME.fullmatch(item.file):
+            raise SliceError(f"slice {item} names the file {item.file!r}; expected shard-NNNNN.safetensors")
+        known = self.tensors.setdefault(item.tensor, [])
+        if known and (known[0].global_shape, known[0].dtype) != (item.global_shape, item.dtype):
+            raise SliceError(
+                f"{item.tensor}: {known[0].file} holds it as {known[0].dtype} {known[0].global_shape}, "
+                f"{item.file} as {item.dtype} {item.global_shape}"
+            )
+        known.append(item)
+
+    def __iter__(self) -> Iterator[Slice]:
+        for slices in self.tensors.values():
+            yield from slices
+
+    def by_file(self) -> dict[str, list[Slice]]:
+        """Slices of every file."""
+        files: dict[str, list[Slice]] = {}
+        for item in self:
+            files.setdefault(item.file, []).append(item)
+        return files
+
+    def missing(self) -> dict[str, list[Box]]:
+        """The parts that no slice holds, by tensor; empty when every tensor is complete."""
+        gaps: dict[str, list[Box]] = {}
+        for name, slices in self.tensors.items():
+            # In order of offset the uncovered rest stays one box for the usual grids of shards.
+            pieces = sorted(item.box for item in slices)
+            if rest := uncovered(Box.whole(slices[0].global_shape), pieces):
+                gaps[name] = rest
+        return gaps
+
+    def lookup(self, tensor: str, box: Box) -> list[tuple[Slice, Box]]:
+        """Slices that together fill ``box``, each with the part of ``box`` that it holds.
+
+        Where slices overlap (replicas), the ones with the largest part of ``box`` are taken first and
+        those that add nothing are left out: a greedy cover, exact for replicas and disjoint shards.
+
+        Raises:
+            KeyError: no such tensor.
+            SliceError: ``box`` is not inside the tensor, or part of it is not held.
+        """
+        slices = self.tensors[tensor]
+        whole = Box.whole(slices[0].global_shape)
+        if len(box.shape) != len(whole.shape) or not whole.contains(box):
+            raise SliceError(f"{tensor}{box} exceeds its tensor of shape {whole.shape}")
+        found = [(item, common) for item in slices if (common := item.box.intersect(box))]
+        found.sort(key=lambda pair: (-pair[1].numel, pair[0].nbytes, pair[1].offset))
+        rest = [] if box.empty else [box]
+        chosen: list[tuple[Slice, Box]] = []
+        for item, common in found:
+            if not rest:
+                break
+            if any(left.intersect(common) for left in rest):
+                chosen.append((item, common))
+                rest = [left for part in rest for left in part.subtract(common)]
+        if rest:
+            raise SliceError(f"{tensor}{box}: no slice holds {', '.join(map(str, rest))}")
+        return chosen
+
+    def to_json(self) -> dict[str, Any]:
+        """As a tree of plain JSON values."""
+        return {
+            name: {
+                "shape": list(slices[0].global_shape),
+                "dtype": slices[0].dtype,
+                "slices": [_stored(item) for item in slices],
+            }
+            for name, slices in sorted(self.tensors.items())
+        }
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Index:
+        """Inverse of :meth:`to_json`."""
+        return cls.of(
+            _slice(name, tuple(entry["shape"]), entry["dtype"], stored)
+            for name, entry in tree.items()
+            for stored in entry["slices"]
+        )
+
+
+def _stored(item: Slice) -> dict[str, Any]:
+    return {
+        "offset": list(item.box.offset),
+        "size": list(item.box.shape),
+        "file": item.file,
+        "key": item.key,
+        "checksum": item.checksum,
+        "nbytes": item.nbytes,
+    }
+
+
+def _slice(tensor: str, global_shape: tuple[int, ...], dtype: str, stored: Mapping[str, Any]) -> Slice:
+    box = Box(tuple(stored["offset"]), tuple(stored["size"]))
+    return Slice(tensor, global_shape, dtype, box, stored["file"], stored["key"], stored["checksum"], stored["nbytes"])

@@ -1,0 +1,129 @@
+"""Shard files: the safetensors format, read by position and checked against the index.
+
+Written and parsed here rather than through the library: writing needs the file to be fsynced and a
+full disk to be an ``OSError``, and reading must check the very bytes that it hands out, which a
+memory map of a file that may shrink or sit behind a URL cannot do. Any safetensors reader opens them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planaria.state.dtypes import dtype_of
+from planaria.state.errors import CheckpointDamaged
+from planaria.state.index import Slice
+from planaria.state.storage import Blob
+
+_HEADER_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor inside a shard file: dtype code, shape, first byte and byte past the last, in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy; writing to them writes to the tensor."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def encode_header(items: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+    """Header of a safetensors file whose tensors (key, dtype code, shape, bytes) follow in this order."""
+    tree: dict[str, object] = {}
+    start = 0
+    for key, dtype, shape, nbytes in items:
+        tree[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + nbytes]}
+        start += nbytes
+    raw = json.dumps(tree, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)  # the format wants the data aligned
+    return struct.pack("<Q", len(raw)) + raw
+
+
+class Shard:
+    """An open shard file. Reading is thread-safe."""
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        self.entries = _read_header(blob)
+
+    def check(self, slices: Iterable[Slice]) -> None:
+        """Compare the header with the index.
+
+        Raises:
+            CheckpointDamaged: the file holds a slice differently, or not at all.
+        """
+        for item in slices:
+            entry = self.entries.get(item.key)
+            if entry is None:
+                raise CheckpointDamaged(self.blob.path, str(item), f"the file has no entry {item.key!r}")
+            if (entry.dtype, entry.shape, entry.stop - entry.start) != (item.dtype, item.box.shape, item.nbytes):
+                raise CheckpointDamaged(
+                    self.blob.path,
+                    str(item),
+                    f"the file holds {entry.dtype} {entry.shape}, the manifest says {item.dtype} {item.box.shape}",
+                )
+
+    def read(self, item: Slice, first_row: int = 0, rows: int | None = None) -> torch.Tensor:
+        """The whole slice, or ``rows`` of its rows."""
+        entry = self.entries[item.key]
+        shape, start = entry.shape, entry.start
+        if rows is not None:
+            row_bytes = (entry.stop - start) // shape[0]
+            shape, start = (rows, *shape[1:]), start + first_row * row_bytes
+        tensor = torch.empty(shape, dtype=dtype_of(entry.dtype))
+        self.read_bytes(bytes_of(tensor), start, str(item))
+        return tensor
+
+    def read_bytes(self, buffer: memoryview, start: int, what: str | None) -> None:
+        """Fill ``buffer`` from byte ``start`` of the file."""
+        try:
+            count = self.blob.read_into(buffer, start)
+        except OSError as error:
+            raise CheckpointDamaged(self.blob.path, what, f"cannot be read: {error.strerror}") from error
+        if count < len(buffer):
+            raise CheckpointDamaged(self.blob.path, what, f"the file ends {len(buffer) - count} bytes too early")
+
+
+def _read_header(blob: Blob) -> dict[str, Entry]:
+    def damaged(reason: str) -> CheckpointDamaged:
+        return CheckpointDamaged(blob.path, None, reason)
+
+    if blob.size < 8:
+        raise damaged(f"truncated: {blob.size} bytes are no safetensors file")
+    prefix = bytearray(8)
+    count = blob.read_into(memoryview(prefix), 0)
+    (length,) = struct.unpack("<Q", prefix)
+    base = 8 + length
+    if count < 8 or length > _HEADER_LIMIT or base > blob.size:
+        raise damaged(f"its header of {length} bytes does not fit the file of {blob.size} bytes")
+    raw = bytearray(length)
+    blob.read_into(memoryview(raw), 8)
+    try:
+        tree = json.loads(raw)
+        entries = {
+            key: Entry(
+                entry["dtype"],
+                tuple(entry["shape"]),
+                base + entry["data_offsets"][0],
+                base + entry["data_offsets"][1],
+            )
+            for key, entry in tree.items()
+            if key != "__metadata__"
+        }
+        end = max((entry.stop for entry in entries.values()), default=base)
+        ordered = all(base <= entry.start <= entry.stop for entry in entries.values())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise damaged("its header is not readable") from None
+    if not ordered or end != blob.size:
+        raise damaged(f"the file has {blob.size} bytes, its header describes {end}")
+    return entries

@@ -1,0 +1,149 @@
+"""The vault: durable checkpoints of one run, newest intact first.
+
+A checkpoint becomes visible by the rename of its folder, and only when complete. To replace a step
+that exists (redone after a rollback), the old folder is first renamed aside, to a name that readers
+still count, then the new one takes its place: at every instant a reader finds one of the two.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from planaria.state.checkpoint import Checkpoint
+from planaria.state.errors import CheckpointError
+from planaria.state.names import FolderName, newest_first
+from planaria.state.retention import removable
+from planaria.state.storage import LocalStorage, Storage
+from planaria.state.writer import CheckpointWriter
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One visible checkpoint; ``intact`` is ``None`` where it was not looked at."""
+
+    step: int
+    path: str
+    intact: bool | None
+    problem: str | None = None
+
+
+class Vault:
+    """Checkpoints under ``<root>/checkpoints``.
+
+    Args:
+        root: folder of the run, seen by all nodes.
+        keep_last: intact checkpoints that a commit leaves; older ones are removed.
+        verify_before_removal: read the kept checkpoints back, each once, before anything older is
+            removed. Costs one read per checkpoint; without it a shallow check has to do.
+        on_problem: told of every damaged checkpoint that is skipped; default: a logged warning.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        keep_last: int = 2,
+        verify_before_removal: bool = True,
+        on_problem: Callable[[str], None] | None = None,
+    ) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last={keep_last} must be at least 1")
+        self._storage: Storage = LocalStorage(Path(root) / "checkpoints")
+        self._keep_last, self._deep_removal = keep_last, verify_before_removal
+        self._report = on_problem or (lambda problem: log.warning("checkpoint skipped: %s", problem))
+        self._verified: set[tuple[str, str]] = set()
+
+    def writer(self, step: int, token: str) -> CheckpointWriter:
+        """A writer for ``step``. All ranks give the same token; another attempt gives another one."""
+        return CheckpointWriter(self._storage, step, token, self._after_commit)
+
+    def list(self, check: Literal["names", "shallow", "deep"] = "shallow") -> Sequence[CheckpointInfo]:
+        """All visible checkpoints, newest first; one that is removed meanwhile is left out."""
+        found: builtins.list[CheckpointInfo] = []
+        for name, identity in self._visible():
+            path = self._storage.path(str(name))
+            if check == "names":
+                found.append(CheckpointInfo(name.step, path, None))
+                continue
+            try:
+                self._open(name, check == "deep").close()
+                found.append(CheckpointInfo(name.step, path, True))
+            except CheckpointError as error:
+                if not self._moved(name, identity):
+                    found.append(CheckpointInfo(name.step, path, False, str(error)))
+        return found
+
+    def latest_intact(self, deep: bool = False) -> Checkpoint | None:
+        """The newest checkpoint that passes the check, opened; ``None`` if there is none.
+
+        Args:
+            deep: verify every slice, too. Without it each slice is verified when it is read.
+        """
+        problems: dict[str, None] = {}
+        for _ in range(_ATTEMPTS):
+            moved = False
+            for name, identity in self._visible():
+                try:
+                    checkpoint = self._open(name, deep)
+                except CheckpointError as error:
+                    if moved := self._moved(name, identity):
+                        break  # replaced or removed under our eyes, so there is a newer one: look again
+                    if str(error) not in problems:
+                        problems[str(error)] = None
+                        self._report(str(error))
+                else:
+                    return checkpoint
+            if not moved:
+                return None
+        raise CheckpointError(f"{self._storage.path()}: kept changing during {_ATTEMPTS} looks at it")
+
+    def _visible(self) -> Sequence[tuple[FolderName, str]]:
+        try:
+            folders = self._storage.folders()
+        except OSError as error:
+            raise CheckpointError(f"{self._storage.path()}: cannot be listed: {error.strerror}") from error
+        names = [name for name in map(FolderName.parse, folders) if name]
+        return [(name, folders[str(name)]) for name in newest_first(names)]
+
+    def _moved(self, name: FolderName, identity: str) -> bool:
+        return (name, identity) not in self._visible()
+
+    def _open(self, name: FolderName, deep: bool) -> Checkpoint:
+        checkpoint = Checkpoint.open(self._storage, str(name))
+        problems = checkpoint.verify() if deep else []
+        if checkpoint.step != name.step:
+            problems.append(f"{checkpoint.path}: holds step {checkpoint.step}; the folder was renamed")
+        if problems:
+            checkpoint.close()
+            raise CheckpointError("; ".join(problems))
+        return checkpoint
+
+    def _after_commit(self, final: FolderName, token: str) -> None:
+        """Retention. The new checkpoint is durable by now, so trouble here is reported, not raised."""
+        try:
+            folders = self._storage.folders()
+            self._verified = {(name, ino) for name, ino in self._verified if name != str(final)}
+            names = [name for name in map(FolderName.parse, folders) if name]
+            for name in removable(names, self._keep_last, token, lambda name: self._sound(name, folders[str(name)])):
+                via = name if name.kind in ("tmp", "gone") else FolderName(name.step, "gone", token)
+                self._storage.remove(str(name), via=str(via))
+        except OSError as error:
+            self._report(f"{self._storage.path()}: clean-up after step {final.step} failed: {error}")
+
+    def _sound(self, name: FolderName, identity: str) -> bool:
+        known = (str(name), identity) in self._verified
+        try:
+            self._open(name, deep=self._deep_removal and not known).close()
+        except CheckpointError as error:
+            self._report(str(error))
+            return False
+        self._verified.add((str(name), identity))
+        return True
