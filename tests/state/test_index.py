@@ -73,9 +73,7 @@ def test_contradictions_are_refused():
     assert Slice.from_json(json.loads(json.dumps(good.to_json()))) == good
 
 
-degrees = st.builds(
-    Layout, *[st.just(1), st.integers(1, 3), st.integers(1, 5), st.integers(1, 2), st.integers(1, 4)]
-)
+degrees = st.builds(Layout, *[st.just(1), st.integers(1, 3), st.integers(1, 5), st.integers(1, 2), st.integers(1, 4)])
 
 
 @given(degrees, st.integers(1, 7), st.integers(1, 3), st.sampled_from([None, 0, 1]))

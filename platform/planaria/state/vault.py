@@ -7,7 +7,6 @@ still count, then the new one takes its place: at every instant a reader finds o
 
 from __future__ import annotations
 
-import builtins
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,20 +65,14 @@ class Vault:
         return CheckpointWriter(self._storage, step, token, self._after_commit)
 
     def list(self, check: Literal["names", "shallow", "deep"] = "shallow") -> Sequence[CheckpointInfo]:
-        """All visible checkpoints, newest first; one that is removed meanwhile is left out."""
-        found: builtins.list[CheckpointInfo] = []
-        for name, identity in self._visible():
-            path = self._storage.path(str(name))
-            if check == "names":
-                found.append(CheckpointInfo(name.step, path, None))
-                continue
-            try:
-                self._open(name, check == "deep").close()
-                found.append(CheckpointInfo(name.step, path, True))
-            except CheckpointError as error:
-                if not self._moved(name, identity):
-                    found.append(CheckpointInfo(name.step, path, False, str(error)))
-        return found
+        """All visible checkpoints, newest first."""
+        for _ in range(_ATTEMPTS):
+            visible = self._visible()
+            found = [self._info(name, check) for name, _ in visible]
+            damaged = [at for at, info in zip(visible, found, strict=True) if info.intact is False]
+            if not any(self._moved(*at) for at in damaged):
+                return found
+        raise self._restless()
 
     def latest_intact(self, deep: bool = False) -> Checkpoint | None:
         """The newest checkpoint that passes the check, opened; ``None`` if there is none.
@@ -103,7 +96,20 @@ class Vault:
                     return checkpoint
             if not moved:
                 return None
-        raise CheckpointError(f"{self._storage.path()}: kept changing during {_ATTEMPTS} looks at it")
+        raise self._restless()
+
+    def _info(self, name: FolderName, check: Literal["names", "shallow", "deep"]) -> CheckpointInfo:
+        path = self._storage.path(str(name))
+        if check == "names":
+            return CheckpointInfo(name.step, path, None)
+        try:
+            self._open(name, check == "deep").close()
+        except CheckpointError as error:
+            return CheckpointInfo(name.step, path, False, str(error))
+        return CheckpointInfo(name.step, path, True)
+
+    def _restless(self) -> CheckpointError:
+        return CheckpointError(f"{self._storage.path()}: kept changing during {_ATTEMPTS} looks at it")
 
     def _visible(self) -> Sequence[tuple[FolderName, str]]:
         try:
