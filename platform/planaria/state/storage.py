@@ -95,7 +95,12 @@ class LocalFiles:
 
     def open(self, name: str) -> LocalBlob:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        return LocalBlob(os.path.join(self._path, name), os.fdopen(fd, "rb", buffering=0))
+        try:
+            handle = os.fdopen(fd, "rb", buffering=0)
+        except OSError:  # a folder: fdopen refuses it and leaves the descriptor open
+            os.close(fd)
+            raise
+        return LocalBlob(os.path.join(self._path, name), handle)
 
     def close(self) -> None:
         os.close(self._fd)
