@@ -73,6 +73,8 @@ class ShardingRules:
     rowwise: frozenset[str] = frozenset()
     replicate: frozenset[str] = frozenset()
     sequence_parallel: tuple[tuple[str, str], ...] = ()
+    vocabulary_head: str | None = None
+    """Name of an untied output ``nn.Linear`` that TP splits by vocabulary."""
     heads: Mapping[str, int] = field(default_factory=dict)
     """Counts that the TP degree must divide, by the name to show in an error."""
 
@@ -92,7 +94,7 @@ class Recipe(Protocol):
         ...
 
     def build_model(self) -> nn.Module:
-        """The whole model, unsharded. Called under ``torch.device("meta")`` if the recipe has ``init_module``,
+        """The whole model, unsharded. Called under ``torch.device("meta")`` by a :class:`MetaRecipe`,
         else on the CPU under a fixed seed."""
         ...
 
@@ -102,4 +104,38 @@ class Recipe(Protocol):
 
     def sharding(self, model: nn.Module) -> ShardingRules:
         """Units and tensor-parallel rules; ``ShardingRules()`` is a valid answer."""
+        ...
+
+
+@runtime_checkable
+class MetaRecipe(Protocol):
+    """A recipe whose model is built without memory and initialised piece by piece: needed for large models."""
+
+    def init_module(self, model: nn.Module, name: str, module: nn.Module) -> None:
+        """Initialise weights and buffers of ``module``, a materialised CPU copy of ``model``'s submodule ``name``.
+
+        ``model`` is the whole model on the meta device, to look up owners and configs; the global random
+        generator is seeded by the caller from (job seed, name). ``name`` is ``""`` for everything outside the units.
+        """
+        ...
+
+
+@runtime_checkable
+class GroupedRecipe(Protocol):
+    """A recipe that trains some parameters at another rate."""
+
+    def lr_scale(self, name: str) -> float:
+        """Factor on the learning rate of parameter ``name``."""
+        ...
+
+
+@runtime_checkable
+class ScoredRecipe(Protocol):
+    """A recipe that can be scored on held-out samples.
+
+    A sample that has an attribute ``choices`` (the answers that its question admits) is scored beside chance.
+    """
+
+    def score(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One float64 number per row of ``batch``: 1 for a right answer, 0 for a wrong one."""
         ...

@@ -98,6 +98,17 @@ class Vault:
                 return None
         raise self._restless()
 
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of ``step``, opened after a shallow check.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        for name, _ in self._visible():
+            if name.step == step:
+                return self._open(name, deep=False)
+        raise CheckpointError(f"{self._storage.path()}: holds no checkpoint of step {step}")
+
     def _info(self, name: FolderName, check: Literal["names", "shallow", "deep"]) -> CheckpointInfo:
         path = self._storage.path(str(name))
         if check == "names":

@@ -1,0 +1,119 @@
+"""The conjugate pairs of collectives that tensor and sequence parallelism insert into autograd.
+
+Each function names what happens forward and backward (after Megatron-LM's f/g operators,
+arXiv:1909.08053, and sequence parallelism, arXiv:2205.05198). Shapes: B batch, L sequence, H hidden,
+T the tensor-parallel degree. All work on plain local tensors of any floating dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+
+def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    out = x.contiguous().clone()
+    dist.all_reduce(out, group=group)
+    return out
+
+
+def _all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, dim=dim)
+
+
+def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    # Laying the parts out along dim 0 lets one reduce_scatter_tensor serve every dim.
+    parts = x.chunk(group.size(), dim=dim)
+    stacked = torch.cat(parts, dim=0)
+    out = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    dist.reduce_scatter_tensor(out, stacked, group=group)
+    return out
+
+
+def _own_part(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    return x.chunk(group.size(), dim=dim)[group.rank()].contiguous()
+
+
+class _Copy(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _all_reduce(grad, ctx.group), None
+
+
+class _Reduce(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup, reduce_grad: bool) -> Tensor:
+        ctx.dim, ctx.group, ctx.reduce_grad = dim, group, reduce_grad
+        return _all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        cut = _reduce_scatter if ctx.reduce_grad else _own_part
+        return cut(grad, ctx.dim, ctx.group), None, None, None
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup, reduce: bool) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return (_reduce_scatter if reduce else _own_part)(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return _all_gather(grad, ctx.dim, ctx.group), None, None, None
+
+
+def copy_to_tp(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Identity forward, all-reduce backward: a replicated input enters column-split weights."""
+    return _Copy.apply(x, group)  # type: ignore[no-any-return]
+
+
+def reduce_from_tp(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All-reduce forward, identity backward: partial sums leave row-split weights."""
+    return _Reduce.apply(x, group)  # type: ignore[no-any-return]
+
+
+def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, L/T, H] -> [B, L, H]; backward reduce-scatters: sequence shards enter column-split weights."""
+    return _Gather.apply(x, 1, group, True)  # type: ignore[no-any-return]
+
+
+def scatter_partial_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, L, H] partial sums -> [B, L/T, H] (reduce-scatter); backward all-gathers."""
+    return _Scatter.apply(x, 1, group, True)  # type: ignore[no-any-return]
+
+
+def split_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, L, H] replicated -> own [B, L/T, H]; backward all-gathers: entry of a stack of units."""
+    return _Scatter.apply(x, 1, group, False)  # type: ignore[no-any-return]
+
+
+def join_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, L/T, H] -> [B, L, H] replicated; backward keeps the own slice: exit of a stack of units."""
+    return _Gather.apply(x, 1, group, False)  # type: ignore[no-any-return]
+
+
+def gather_features(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[..., V/T] -> [..., V]; backward keeps the own slice: a column-split output head."""
+    return _Gather.apply(x, x.dim() - 1, group, False)  # type: ignore[no-any-return]

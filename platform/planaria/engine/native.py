@@ -1,0 +1,180 @@
+"""The native engine: one optimizer step on one layout with FSDP2, tensor and sequence parallelism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from planaria.config import JobConfig
+from planaria.engine.initial import StateReader, build, restore_buffers, retie, tied_names
+from planaria.engine.optimizer import ShardedOptimizer
+from planaria.engine.sharded import Shard, fsdp_modules, shard_model
+from planaria.layout import Layout, LayoutError
+from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe
+from planaria.state.writer import Piece
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did; equal on all ranks."""
+
+    loss: float
+    """Mean loss per target over the global batch."""
+    grad_norm: float
+    lr: float
+    targets: int
+    skipped: bool
+    """True if the gradient was not finite: no rank has changed its parameters."""
+
+
+class NativeEngine:
+    """Model, gradients and optimizer of one rank in one generation.
+
+    The mathematics is that of one process on the whole global batch: the loss is the sum of target
+    losses over the global count of targets, whatever the layout.
+    """
+
+    def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
+        if layout.pp > 1 or layout.cp > 1:
+            raise LayoutError(f"the native engine does not run pp or cp yet (layout {layout})")
+        self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
+        self.step_done = 0
+        self.model = build(recipe, job)
+        ties = tied_names(self.model)
+        self.shards = shard_model(
+            self.model,
+            recipe.sharding(self.model),
+            layout,
+            mesh,
+            sequence_parallel=job.layout.sequence_parallel,
+            precision=job.train.precision,
+        )
+        if isinstance(recipe, MetaRecipe):
+            self.model.to_empty(device=device)
+            retie(self.model, ties)
+            restore_buffers(recipe, job, self.model)
+        else:
+            self.model.to(device)
+            retie(self.model, ties)
+        parameters = dict(self.model.named_parameters())
+        for shard in self.shards:  # materialising may have replaced the parameter objects
+            shard.parameter = parameters[shard.name]
+        lr_scale = recipe.lr_scale if isinstance(recipe, GroupedRecipe) else _same_rate
+        self.optimizer = ShardedOptimizer(self.shards, job.optim, job.train.steps, lr_scale)
+        self._tp_rank = mesh.get_local_rank("tp")
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def load(self, state: StateReader) -> None:
+        """Take parameters, and optimizer state if there is any, from ``state``, whatever layout wrote it."""
+        with torch.no_grad():
+            for shard in self.shards:
+                shard.local().copy_(state.read(f"model/{shard.name}", shard.box))
+        if state.step > 0:
+            self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), state.step)
+        self.step_done = state.step
+
+    def pieces(self) -> Iterator[Piece]:
+        """The slices that this rank contributes to a checkpoint."""
+        for shard in self.shards:
+            if shard.stored:
+                yield _piece(f"model/{shard.name}", shard, shard.local())
+        for key, shard, value in self.optimizer.state():
+            if shard.stored:
+                yield _piece(f"optim/{key}/{shard.name}", shard, value)
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Name and global shape of every tensor that a complete checkpoint holds."""
+        shapes = {f"model/{shard.name}": shard.global_shape for shard in self.shards}
+        for key, shard, _ in self.optimizer.state():
+            shapes[f"optim/{key}/{shard.name}"] = shard.global_shape
+        return shapes
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], total_targets: int) -> StepResult:
+        """One optimizer step.
+
+        Args:
+            micro_batches: this data-parallel rank's share; the same number on every rank.
+            total_targets: number of targets in the global batch; the loss is divided by it.
+        """
+        self.model.train()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        for index, batch in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            for module in fsdp_modules(self.model):
+                # Gradients of all micro-batches accumulate locally and are reduced once.
+                module.set_requires_gradient_sync(last, recurse=False)
+            loss = self.recipe.loss(self.model, self._to_device(batch))
+            (loss / max(1, total_targets)).backward()
+            loss_sum += loss.detach().double()
+        self._sum_partial_gradients()
+        squares, counted_loss = self._global_sums(loss_sum)
+        norm = math.sqrt(squares) if squares >= 0 else math.nan
+        finite = math.isfinite(norm) and math.isfinite(counted_loss)
+        lr = 0.0
+        if finite:
+            limit = self.job.optim.clip_norm
+            lr = self.optimizer.step(self.step_done, 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+        for shard in self.shards:
+            shard.parameter.grad = None
+        self.step_done += 1
+        return StepResult(counted_loss / max(1, total_targets), norm, lr, total_targets, not finite)
+
+    def score(self, batch: MicroBatch) -> Tensor:
+        """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
+        assert isinstance(self.recipe, ScoredRecipe)
+        self.model.eval()
+        with torch.no_grad():
+            return self.recipe.score(self.model, self._to_device(batch))
+
+    def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
+        # Arrays from the object store are read-only; torch wants writable memory.
+        tensors = {key: torch.from_numpy(array.copy()) for key, array in batch.arrays.items()}
+        dtype = torch.float64 if self.job.train.precision == "fp64" else None
+        return {
+            key: t.to(self.device, dtype if t.is_floating_point() else None, non_blocking=True)
+            for key, t in tensors.items()
+        }
+
+    def _sum_partial_gradients(self) -> None:
+        """Add up, in one message, the gradients of whole parameters that saw only part of the work."""
+        if self.layout.tp == 1:
+            return
+        grads = [grad for shard in self.shards if shard.cut.partial and (grad := shard.grad()) is not None]
+        if not grads:
+            return
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        dist.all_reduce(flat, group=self.mesh.get_group("tp"))
+        offset = 0
+        for grad in grads:
+            grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
+            offset += grad.numel()
+
+    def _global_sums(self, loss_sum: Tensor) -> tuple[float, float]:
+        """(squared gradient norm, loss sum) over the whole world, each slice counted once."""
+        squares = torch.zeros((), dtype=torch.float64, device=self.device)
+        for shard in self.shards:
+            grad = shard.grad()
+            if grad is not None and grad.numel():
+                squares += grad.double().square().sum() / shard.replicas
+        own_loss = loss_sum if self._tp_rank == 0 else torch.zeros_like(loss_sum)
+        sums = torch.stack([squares, own_loss])
+        dist.all_reduce(sums)
+        total = sums.tolist()
+        return total[0], total[1]
+
+
+def _same_rate(_: str) -> float:
+    return 1.0
+
+
+def _piece(name: str, shard: Shard, value: Tensor) -> Piece:
+    return Piece(name, shard.global_shape, shard.box, value.detach().cpu().contiguous())

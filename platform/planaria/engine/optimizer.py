@@ -1,0 +1,92 @@
+"""Element-wise optimizers on local shards.
+
+FSDP2 shards, TP slices and whole parameters look alike here: plain local tensors. The optimizer never
+meets a DTensor, its state inherits the box of its parameter, and a step costs no dispatch overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from planaria.config import OptimConfig
+from planaria.engine.schedule import lr_factor
+from planaria.engine.sharded import Shard
+
+STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+
+
+class ShardedOptimizer:
+    """AdamW or SGD over the trainable shards of this rank."""
+
+    def __init__(
+        self, shards: list[Shard], config: OptimConfig, total_steps: int, lr_scale: Callable[[str], float]
+    ) -> None:
+        self.config = config
+        self.total_steps = total_steps
+        self.shards = [shard for shard in shards if shard.parameter.requires_grad]
+        self._views = [nn.Parameter(shard.local(), requires_grad=False) for shard in self.shards]
+        groups = [
+            {
+                "params": [view],
+                "lr": config.lr * lr_scale(shard.name),
+                # Norm weights and biases are not decayed: the custom of every published VLM recipe.
+                "weight_decay": config.weight_decay if len(shard.global_shape) > 1 else 0.0,
+            }
+            for shard, view in zip(self.shards, self._views, strict=True)
+        ]
+        merged: dict[tuple[float, float], dict[str, object]] = {}
+        for group in groups:
+            key = (float(group["lr"]), float(group["weight_decay"]))  # type: ignore[arg-type]
+            merged.setdefault(key, group | {"params": []})["params"].extend(group["params"])  # type: ignore[attr-defined]
+        self._peak = [lr for lr, _ in merged]
+        if config.name == "adamw":
+            self.torch: torch.optim.Optimizer = torch.optim.AdamW(
+                list(merged.values()), betas=config.betas, eps=config.eps, foreach=True
+            )
+        else:
+            self.torch = torch.optim.SGD(list(merged.values()), lr=config.lr, momentum=config.momentum, foreach=True)
+
+    def step(self, step: int, grad_scale: float) -> float:
+        """Apply the gradients times ``grad_scale`` at 0-based ``step``; returns the peak group's learning rate."""
+        factor = lr_factor(step, self.total_steps, self.config.schedule)
+        for group, peak in zip(self.torch.param_groups, self._peak, strict=True):
+            group["lr"] = peak * factor
+        for shard, view in zip(self.shards, self._views, strict=True):
+            # FSDP2 may move a shard's storage (padding at first use), so the view is renewed.
+            view.data = shard.local()
+            grad = shard.grad()
+            # A parameter that no sample reached has gradient zero on every layout, never "no gradient":
+            # moments and decay must not depend on which rank saw which sample.
+            view.grad = torch.zeros_like(view) if grad is None else grad
+        if grad_scale != 1.0:
+            torch._foreach_mul_([view.grad for view in self._views if view.grad is not None], grad_scale)
+        self.torch.step()
+        for view in self._views:
+            view.grad = None
+        return self.config.lr * factor
+
+    def state(self) -> Iterator[tuple[str, Shard, Tensor]]:
+        """(state name, shard, local tensor) of every state tensor, zeros where none exists yet."""
+        for shard, view in zip(self.shards, self._views, strict=True):
+            held = self.torch.state.get(view, {})
+            for key in self._keys():
+                value = held.get(key)
+                yield key, shard, torch.zeros_like(view) if value is None else value
+
+    def load(self, read: Callable[[str, Shard], Tensor], steps_done: int) -> None:
+        """Replace the state by ``read(state name, shard)``; ``steps_done`` sets the bias correction."""
+        for shard, view in zip(self.shards, self._views, strict=True):
+            view.data = shard.local()
+            held: dict[str, object] = {key: read(key, shard).to(view) for key in self._keys()}
+            if self.config.name == "adamw":
+                held["step"] = torch.tensor(float(steps_done))
+            if held:
+                self.torch.state[view] = held  # type: ignore[assignment]
+
+    def _keys(self) -> tuple[str, ...]:
+        if self.config.name == "sgd" and not self.config.momentum:
+            return ()
+        return STATE_KEYS[self.config.name]

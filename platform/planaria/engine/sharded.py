@@ -1,0 +1,109 @@
+"""A model cut for one rank: TP slices, FSDP2 shards, and where each local tensor sits in the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from planaria.engine.initial import tied_names
+from planaria.engine.tensor_parallel import TPCut, apply_tensor_parallel, apply_vocabulary_parallel
+from planaria.layout import Layout
+from planaria.recipe import ShardingRules
+from planaria.state.boxes import Box, shard_rows, split_dim
+
+
+@dataclass
+class Shard:
+    """One parameter as this rank holds it."""
+
+    name: str
+    parameter: nn.Parameter
+    global_shape: tuple[int, ...]
+    box: Box
+    """Which part of the global tensor the local shard is."""
+    cut: TPCut
+    stored: bool
+    """Whether this rank writes the box to checkpoints (exactly one rank per box does)."""
+    replicas: int
+    """How many ranks hold this very box."""
+
+    def local(self) -> Tensor:
+        """The local shard, sharing storage with the parameter."""
+        return _local(self.parameter)
+
+    def grad(self) -> Tensor | None:
+        """The local shard of the gradient, or None."""
+        grad = self.parameter.grad
+        return None if grad is None else _local(grad)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def shard_model(
+    model: nn.Module,
+    rules: ShardingRules,
+    layout: Layout,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    precision: str,
+) -> list[Shard]:
+    """Cut ``model`` in place for this rank.
+
+    The order matters: tensor parallelism first, so that FSDP2 shards the TP slices; units before the
+    root, so that each unit is gathered on its own and the root keeps embeddings, norms and heads.
+
+    Args:
+        model: unsharded; meta tensors stay meta, real ones are sliced.
+        mesh: axes ``dp_replicate``, ``dp_shard``, ``tp`` (see :mod:`planaria.runtime.groups`).
+        precision: ``fp32``, ``fp64`` or ``bf16`` (bf16 compute over float32 master weights).
+    """
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    tied = {name for group in tied_names(model) for name in group}
+    cuts = {name: TPCut() for name in shapes}
+    if layout.tp > 1:
+        tp = mesh.get_group("tp")
+        cuts = apply_tensor_parallel(model, rules, tp, sequence_parallel)
+        head = rules.vocabulary_head
+        if head is not None and f"{head}.weight" not in tied:
+            apply_vocabulary_parallel(model, head, tp, cuts)
+
+    dp_mesh = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
+    policy = MixedPrecisionPolicy()
+    if precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for unit in rules.units:
+        fully_shard(model.get_submodule(unit), mesh=dp_mesh, mp_policy=policy)
+    fully_shard(model, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in fsdp_modules(model):
+        # The loss is already divided by the global count of targets: gradients are summed, not averaged.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+    return [_describe(name, p, shapes[name], cuts[name], layout, mesh) for name, p in model.named_parameters()]
+
+
+def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
+    """Every FSDP2 unit of ``model``, the root included."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield module
+
+
+def _describe(
+    name: str, parameter: nn.Parameter, shape: tuple[int, ...], cut: TPCut, layout: Layout, mesh: DeviceMesh
+) -> Shard:
+    tp_rank, shard_rank = mesh.get_local_rank("tp"), mesh.get_local_rank("dp_shard")
+    tp_box = Box((0,) * len(shape), shape) if cut.dim is None else split_dim(shape, cut.dim, tp_rank, layout.tp)
+    box = shard_rows(tp_box.shape, shard_rank, layout.dp_shard).within(tp_box)
+    stored = mesh.get_local_rank("dp_replicate") == 0 and (cut.dim is not None or tp_rank == 0)
+    replicas = layout.dp_replicate * (1 if cut.dim is not None else layout.tp)
+    return Shard(name, parameter, shape, box, cut, stored, replicas)

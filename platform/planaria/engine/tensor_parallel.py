@@ -1,0 +1,201 @@
+"""Tensor and sequence parallelism by leaf name, on unmodified modules.
+
+Linear layers inside a unit are cut in place: column-split weights lose output rows, row-split weights
+lose input columns. The collectives sit at the boundary of the module that owns the column-split
+leaves (attention, MLP), so the code in between runs as its authors wrote it, only with fewer heads.
+Parameters stay plain tensors; :class:`TPCut` records how each local tensor sits in the global one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from planaria.engine import collectives as c
+from planaria.recipe import ShardingRules
+
+SEQUENCE_ARGUMENT = "hidden_states"
+
+
+class ShardingError(ValueError):
+    """A model that the rules cannot cut; the message lists what is not covered and the remedy."""
+
+
+@dataclass(frozen=True)
+class TPCut:
+    """How tensor parallelism holds one parameter.
+
+    ``dim``: the global dimension that is split, or None if every rank holds the whole tensor.
+    ``partial``: the local gradient is only this rank's share and must be summed over the tp axis.
+    """
+
+    dim: int | None = None
+    partial: bool = False
+
+
+class RowLinear(nn.Linear):
+    """Linear layer that holds some of the input features; partial outputs are summed over ``group``.
+
+    The bias is whole on every rank and added once, after the sum.
+    """
+
+    group: dist.ProcessGroup
+    sequence: bool = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        partial = nn.functional.linear(input, self.weight)
+        out = (c.scatter_partial_sequence if self.sequence else c.reduce_from_tp)(partial, self.group)
+        return out if self.bias is None else out + self.bias
+
+
+def check_divides(rules: ShardingRules, degree: int) -> None:
+    """Raise :class:`ShardingError` if a count that TP splits is not a multiple of ``degree``."""
+    wrong = [f"{name}={count}" for name, count in rules.heads.items() if count % degree]
+    if wrong:
+        raise ShardingError(f"tp={degree} does not divide {', '.join(wrong)}; choose a tp that divides all of them")
+
+
+def apply_tensor_parallel(
+    model: nn.Module, rules: ShardingRules, group: dist.ProcessGroup, sequence_parallel: bool
+) -> dict[str, TPCut]:
+    """Cut ``model`` in place for this rank of ``group``.
+
+    Args:
+        model: unsharded model, on the meta device or with real weights (then its values are sliced).
+        rules: which leaves are cut; see :class:`planaria.recipe.ShardingRules`.
+        group: the tensor-parallel group.
+        sequence_parallel: shard activations along the sequence in the stacks that the rules name.
+
+    Returns:
+        The cut of every parameter, by name.
+
+    Raises:
+        ShardingError: a matrix inside a unit that no rule covers, or a count that does not divide.
+    """
+    check_divides(rules, group.size())
+    cuts = {name: TPCut() for name, _ in model.named_parameters()}
+    sequence_units = _sequence_units(rules) if sequence_parallel else frozenset()
+    uncovered: list[str] = []
+    for unit_name in rules.units:
+        sequence = unit_name in sequence_units
+        uncovered += _cut_unit(model.get_submodule(unit_name), unit_name, rules, group, sequence, cuts)
+    if uncovered:
+        raise ShardingError(
+            "no tensor-parallel rule covers " + ", ".join(uncovered) + "; add the leaf name to colwise, rowwise or "
+            "replicate in the recipe's sharding(), or train with layout.tp=1"
+        )
+    if sequence_units:
+        for first, after in rules.sequence_parallel:
+            _hook_input(model.get_submodule(first), c.split_sequence, group)
+            _hook_input(model.get_submodule(after), c.join_sequence, group)
+    return cuts
+
+
+def _sequence_units(rules: ShardingRules) -> frozenset[str]:
+    stacks = {first.rpartition(".")[0] for first, _ in rules.sequence_parallel}
+    return frozenset(unit for unit in rules.units if unit.rpartition(".")[0] in stacks)
+
+
+def _cut_unit(
+    unit: nn.Module,
+    unit_name: str,
+    rules: ShardingRules,
+    group: dist.ProcessGroup,
+    sequence: bool,
+    cuts: dict[str, TPCut],
+) -> list[str]:
+    """Cut one unit; returns the matrices that no rule covers."""
+    uncovered: list[str] = []
+    split_parents: set[str] = set()
+    for name, module in list(unit.named_modules()):
+        parent, _, leaf = name.rpartition(".")
+        full = f"{unit_name}.{name}" if name else unit_name
+        if isinstance(module, nn.Linear) and leaf in rules.colwise:
+            split_parents.add(parent)
+            _shrink(module, "weight", 0, group, full, cuts)
+            _shrink(module, "bias", 0, group, full, cuts)
+            module.out_features //= group.size()
+        elif isinstance(module, nn.Linear) and leaf in rules.rowwise:
+            _shrink(module, "weight", 1, group, full, cuts)
+            module.in_features //= group.size()
+            row = _as_row_linear(module, group, sequence)
+            cast(nn.Module, unit.get_submodule(parent) if parent else unit).register_module(leaf, row)
+            if module.bias is not None:
+                cuts[f"{full}.bias"] = TPCut(partial=sequence)
+        else:
+            for pname, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() > 1 and leaf not in rules.replicate:
+                    uncovered.append(f"{full}.{pname} {list(parameter.shape)}")
+    for parent in split_parents:
+        _hook_input(unit.get_submodule(parent), c.gather_sequence if sequence else c.copy_to_tp, group)
+    _mark_partial(unit, unit_name, rules, split_parents, sequence, cuts)
+    return uncovered
+
+
+def _mark_partial(
+    unit: nn.Module,
+    unit_name: str,
+    rules: ShardingRules,
+    split_parents: set[str],
+    sequence: bool,
+    cuts: dict[str, TPCut],
+) -> None:
+    """Whole parameters whose gradient is partial: those that see only some heads (query/key norms, between
+    the split projections) or, under sequence parallelism, only some positions."""
+    for name, _ in unit.named_parameters():
+        full = f"{unit_name}.{name}"
+        owner, _, _ = name.rpartition(".")
+        if cuts[full].dim is None and owner.rpartition(".")[2] not in rules.rowwise:
+            among_heads = any(owner == p or owner.startswith(p + ".") for p in split_parents if p)
+            cuts[full] = TPCut(partial=sequence or among_heads)
+
+
+def _shrink(
+    module: nn.Module, attribute: str, dim: int, group: dist.ProcessGroup, full: str, cuts: dict[str, TPCut]
+) -> None:
+    whole = getattr(module, attribute)
+    if whole is None:
+        return
+    if whole.shape[dim] % group.size():
+        raise ShardingError(f"tp={group.size()} does not divide dim {dim} of {full}.{attribute} {list(whole.shape)}")
+    local = whole.detach().chunk(group.size(), dim=dim)[group.rank()].clone()
+    setattr(module, attribute, nn.Parameter(local, requires_grad=whole.requires_grad))
+    cuts[f"{full}.{attribute}"] = TPCut(dim=dim)
+
+
+def _as_row_linear(module: nn.Linear, group: dist.ProcessGroup, sequence: bool) -> RowLinear:
+    with torch.device("meta"):
+        row = RowLinear(module.in_features, module.out_features, bias=module.bias is not None)
+    row.weight, row.bias = module.weight, module.bias
+    row.group, row.sequence = group, sequence
+    return row
+
+
+def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) -> None:
+    """Pass the hidden states that enter ``module`` through ``collective``."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (collective(args[0], group), *args[1:]), kwargs
+        return args, kwargs | {SEQUENCE_ARGUMENT: collective(kwargs[SEQUENCE_ARGUMENT], group)}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def apply_vocabulary_parallel(
+    model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]
+) -> None:
+    """Split an untied output head by vocabulary and gather its logits; left whole if tp does not divide it."""
+    module = model.get_submodule(head)
+    assert isinstance(module, nn.Linear)
+    if module.out_features % group.size():
+        return
+    _shrink(module, "weight", 0, group, head, cuts)
+    _shrink(module, "bias", 0, group, head, cuts)
+    module.out_features //= group.size()
+    _hook_input(module, c.copy_to_tp, group)
+    module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))

@@ -1,0 +1,53 @@
+"""How a Hugging Face VLM is cut, derived from its structure: no per-model code.
+
+Units are the layers that transformers itself marks for gradient checkpointing. Tensor parallelism goes by
+the leaf names that attention and MLP layers share across families; whatever matrix these names do not cover
+is an error that lists it (:mod:`planaria.engine.tensor_parallel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from planaria.recipe import ShardingRules
+
+COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1"})
+ROWWISE = frozenset({"o_proj", "out_proj", "down_proj", "fc2"})
+
+
+def sharding_rules(model: nn.Module, config: PreTrainedConfig) -> ShardingRules:
+    """Rules for ``model``, a Hugging Face VLM built from ``config``."""
+    units = tuple(name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer))
+    return ShardingRules(
+        units=units,
+        colwise=COLWISE,
+        rowwise=ROWWISE,
+        sequence_parallel=tuple(_decoder_stacks(model, units)),
+        vocabulary_head="lm_head" if isinstance(getattr(model, "lm_head", None), nn.Linear) else None,
+        heads=dict(_counts(config)),
+    )
+
+
+def _decoder_stacks(model: nn.Module, units: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(first unit, final norm) of every causal decoder: a list of units beside ``rotary_emb`` and ``norm``.
+
+    Only decoders: a vision tower's sequence (patches plus class token) is rarely a multiple of tp.
+    """
+    for name, module in model.named_modules():
+        if hasattr(module, "rotary_emb") and hasattr(module, "norm") and hasattr(module, "layers"):
+            first = f"{name}.layers.0"
+            if first in units:
+                yield first, f"{name}.norm"
+
+
+def _counts(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
+    for part in ("text_config", "vision_config"):
+        section = getattr(config, part, None)
+        for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+            count = getattr(section, key, None)
+            if isinstance(count, int):
+                yield f"{part}.{key}", count

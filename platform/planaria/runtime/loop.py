@@ -1,0 +1,133 @@
+"""One generation's share of training in one process: feed, step, report, checkpoint, until told to end.
+
+Nothing here knows Ray. All ranks leave the loop at the same step boundary: whoever was asked to end says so
+in the small all-reduce that opens every step, and every rank hears it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from planaria.config import JobConfig
+from planaria.data.builder import BuiltSlice, EvalBatch
+from planaria.engine.native import NativeEngine, StepResult
+from planaria.objectives.evaluate import evaluate
+from planaria.recipe import ScoredRecipe
+from planaria.runtime.saving import save
+from planaria.state.vault import Vault
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class End(StrEnum):
+    """Why a rank left its generation."""
+
+    FINISHED = "finished"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class Feed(Protocol):
+    """Where a rank's micro-batches come from."""
+
+    def get(self, step: int) -> BuiltSlice:
+        """This rank's share of ``step``; blocks."""
+        ...
+
+    def held_out(self, start: int, stop: int, rows: int) -> EvalBatch:
+        """Held-out samples [start, stop), padded to ``rows`` rows."""
+        ...
+
+    def held_out_size(self) -> int:
+        """How many held-out samples there are."""
+        ...
+
+
+@dataclass
+class Requests:
+    """What the controller asked of this rank; set from other threads."""
+
+    pause: bool = False
+    stop: bool = False
+
+
+def train(
+    engine: NativeEngine, feed: Feed, vault: Vault, job: JobConfig, requests: Requests, report: Report, token: str
+) -> End:
+    """Run steps from ``engine.step_done`` to ``job.train.steps``.
+
+    Returns FINISHED, or PAUSED/STOPPED after a checkpoint at a step boundary that is common to all ranks.
+
+    Raises:
+        RuntimeError: a peer was lost, or the generation was interrupted.
+        DataError: this rank's data cannot be built.
+        CheckpointError: the state could not be saved where that ends the run (pause, stop, end).
+    """
+    saved = engine.step_done
+    while engine.step_done < job.train.steps:
+        step = engine.step_done
+        began = time.monotonic()
+        report({"t": "phase", "step": step, "phase": "data"})
+        share = feed.get(step)
+        waited = time.monotonic() - began
+        targets, pause, stop = _agree(engine, share, requests)
+        if stop or pause:
+            # Nothing of this step has been done: the boundary is before it.
+            if step != saved:
+                save(engine, vault, job, token, report, must=True)
+            return End.STOPPED if stop else End.PAUSED
+        report({"t": "phase", "step": step, "phase": "step"})
+        result = engine.train_step(share.micro_batches, targets)
+        report(_step_message(step, result, share, waited, time.monotonic() - began))
+        done = engine.step_done
+        if done == job.train.steps:
+            if job.checkpoint.at_end:
+                save(engine, vault, job, token, report, must=True)
+                saved = done
+        elif done % job.checkpoint.every == 0:
+            if save(engine, vault, job, token, report, must=False):
+                saved = done
+    if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):
+        report({"t": "phase", "step": engine.step_done, "phase": "evaluate"})
+        scores = evaluate(engine, feed.held_out, feed.held_out_size(), job)
+        report({"t": "eval", "step": engine.step_done, **asdict(scores)})
+    return End.FINISHED
+
+
+def _agree(engine: NativeEngine, share: BuiltSlice, requests: Requests) -> tuple[int, bool, bool]:
+    """(targets in the global batch, pause?, stop?): the same answer on every rank.
+
+    Counts are integers on the CPU, so the sum is exact and no device is made to wait.
+    """
+    first_tp = engine.mesh.get_local_rank("tp") == 0
+    targets = sum(batch.targets for batch in share.micro_batches) if first_tp else 0
+    votes = torch.tensor([targets, int(requests.pause), int(requests.stop)], dtype=torch.int64)
+    dist.all_reduce(votes)
+    total, pause, stop = votes.tolist()
+    return total, pause > 0, stop > 0
+
+
+def _step_message(step: int, result: StepResult, share: BuiltSlice, waited: float, took: float) -> dict[str, Any]:
+    return {
+        "t": "step",
+        "step": step,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        "lr": result.lr,
+        "targets": result.targets,
+        "skipped": result.skipped,
+        "ids": [index for batch in share.micro_batches for index in batch.ids],
+        "tokens": sum(batch.tokens for batch in share.micro_batches),
+        "bad": [asdict(record) for record in share.bad],
+        "data_wait_s": waited,
+        "step_s": took,
+    }

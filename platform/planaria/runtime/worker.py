@@ -1,0 +1,187 @@
+"""The training worker: one living process that plays a rank in one generation after another."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import ray
+import torch
+
+from planaria.config import JobConfig
+from planaria.engine.initial import InitialState
+from planaria.engine.native import NativeEngine
+from planaria.recipe import Recipe
+from planaria.runtime.beacon import Beacon, BeaconAddress
+from planaria.runtime.feed import LoaderFeed
+from planaria.runtime.groups import Groups, Rendezvous
+from planaria.runtime.loop import End, Requests, train
+from planaria.state.vault import Vault
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker is told once, at its birth."""
+
+    ident: str
+    beacon: BeaconAddress
+    recipe: Recipe
+    job: JobConfig
+    run_dir: str
+    use_gpu: bool
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a worker tells once it is ready."""
+
+    ident: str
+    node_id: str
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is told for one generation."""
+
+    rendezvous: Rendezvous
+    token: str
+    """Unique name of this generation's checkpoint attempts."""
+    loaders: Sequence[Any]
+    resume_step: int | None
+    """Checkpoint to start from; None: the initial weights."""
+
+
+@dataclass
+class Outcome:
+    """How a generation ended for one worker."""
+
+    end: End
+    step: int = 0
+    """Steps completed in the state that this worker held at the end."""
+    error: str | None = None
+    kind: str | None = None
+    """Type name of the error."""
+    trace: str | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds: form, build, restore."""
+
+
+class Worker:
+    """Body of the Ray actor.
+
+    ``run`` occupies the training thread for the length of a generation; the other methods answer meanwhile.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self.device = torch.device("cuda", 0) if spec.use_gpu else torch.device("cpu")
+        if self.device.type == "cuda":
+            # The abort of a broken communicator is ours to order; torch's watchdog must not end the process.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+            torch.cuda.set_device(self.device)
+        bind_gloo(ray.util.get_node_ip_address())
+        self._groups: Groups | None = None
+        self._aborted_upto = 0
+        self._requests = Requests()
+        self._lock = threading.Lock()
+        self._beacon = Beacon(spec.beacon, spec.ident)
+
+    def ready(self) -> WorkerFacts:
+        """Answers once the process has imported everything that training needs."""
+        self.spec.recipe.build_model  # noqa: B018  resolves lazily imported recipes
+        context = ray.get_runtime_context()
+        return WorkerFacts(self.spec.ident, context.get_node_id(), os.getpid(), ray.util.get_node_ip_address())
+
+    def run(self, order: Order) -> Outcome:
+        """Play one generation from forming its groups to its end; never raises."""
+        generation = order.rendezvous.generation
+        outcome = Outcome(End.FAILED)
+        groups = Groups(order.rendezvous, self.device)
+        with self._lock:
+            if generation <= self._aborted_upto:
+                return Outcome(End.ABORTED)
+            self._groups, self._requests = groups, Requests()
+        try:
+            self._play(order, groups, outcome)
+        except BaseException as error:
+            outcome.kind, outcome.error = type(error).__name__, _first_lines(error)
+            outcome.trace = traceback.format_exc()
+            outcome.end = End.ABORTED if groups.aborted else End.FAILED
+            # A traceback keeps the frames, and these the model, alive: the groups could not be torn down.
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = None
+        groups.close()
+        with self._lock:
+            self._groups = None
+        return outcome
+
+    def _play(self, order: Order, groups: Groups, outcome: Outcome) -> None:
+        spec, rendezvous = self.spec, order.rendezvous
+
+        def report(message: dict[str, Any]) -> None:
+            self._beacon.send(message | {"gen": rendezvous.generation, "rank": rendezvous.rank})
+
+        clock = time.monotonic()
+        mesh = groups.form()
+        clock = _lap(outcome, "form", clock)
+        engine = NativeEngine(spec.recipe, spec.job, rendezvous.layout, mesh, self.device)
+        clock = _lap(outcome, "build", clock)
+        # The committed state is durable when older ones are removed; reading it back would stall training.
+        vault = Vault(spec.run_dir, keep_last=spec.job.checkpoint.keep_last, verify_before_removal=False)
+        if order.resume_step is None:
+            engine.load(InitialState(spec.recipe, spec.job))
+        else:
+            with vault.at(order.resume_step) as checkpoint:
+                engine.load(checkpoint)
+        _lap(outcome, "restore", clock)
+        report({"t": "ready", "step": engine.step_done, "phases": outcome.phases})
+        feed = LoaderFeed(spec.job, rendezvous.layout, rendezvous.rank, order.loaders, lambda: groups.aborted)
+        try:
+            outcome.end = train(engine, feed, vault, spec.job, self._requests, report, order.token)
+        finally:
+            outcome.step = engine.step_done
+
+    def abort(self, generation: int) -> int:
+        """End ``generation`` here at once; its ``run`` then returns. Returns the connections cut."""
+        with self._lock:
+            self._aborted_upto = max(self._aborted_upto, generation)
+            groups = self._groups
+        if groups is None or groups.rendezvous.generation > generation:
+            return 0
+        return groups.interrupt()
+
+    def request(self, generation: int, *, pause: bool = False, stop: bool = False) -> None:
+        """Ask for an end of ``generation`` at the next common step boundary."""
+        with self._lock:
+            if self._groups is not None and self._groups.rendezvous.generation == generation:
+                self._requests.pause |= pause
+                self._requests.stop |= stop
+
+
+def bind_gloo(address: str) -> None:
+    """Make gloo use the interface that carries the node's Ray address, not what the host name resolves to."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            return
+
+
+def _lap(outcome: Outcome, phase: str, since: float) -> float:
+    now = time.monotonic()
+    outcome.phases[phase] = now - since
+    return now
+
+
+def _first_lines(error: BaseException, limit: int = 2000) -> str:
+    return str(error)[:limit] or type(error).__name__
