@@ -35,6 +35,10 @@ class LoaderFeed:
         self._count = plan.count
         self._pending: dict[int, Any] = {}
 
+    def set_loaders(self, loaders: Sequence[Any]) -> None:
+        """Ask these loaders from now on; called from another thread."""
+        self._loaders = list(loaders)
+
     def get(self, step: int) -> BuiltSlice:
         """This rank's share of ``step``.
 
@@ -65,7 +69,8 @@ class LoaderFeed:
         return loader.build.remote(step, *self._bounds, self._count)
 
     def _loader(self, turn: int) -> Any:
-        return self._loaders[turn % len(self._loaders)]
+        loaders = self._loaders
+        return loaders[turn % len(loaders)]
 
     def _await(self, what: str, request: Callable[[int], Any]) -> Any:
         """Result of ``request(0)``, or of a later attempt where a loader is lost or too slow."""

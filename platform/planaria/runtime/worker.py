@@ -91,6 +91,7 @@ class Worker:
             torch.cuda.set_device(self.device)
         bind_gloo(ray.util.get_node_ip_address())
         self._groups: Groups | None = None
+        self._feed: LoaderFeed | None = None
         self._aborted_upto = 0
         self._requests = Requests()
         self._lock = threading.Lock()
@@ -120,6 +121,7 @@ class Worker:
             # A traceback keeps the frames, and these the model, alive: the groups could not be torn down.
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
+        self._feed = None
         groups.close()
         with self._lock:
             self._groups = None
@@ -146,10 +148,16 @@ class Worker:
         _lap(outcome, "restore", clock)
         report({"t": "ready", "step": engine.step_done, "phases": outcome.phases})
         feed = LoaderFeed(spec.job, rendezvous.layout, rendezvous.rank, order.loaders, lambda: groups.aborted)
+        self._feed = feed
         try:
             outcome.end = train(engine, feed, vault, spec.job, self._requests, report, order.token)
         finally:
             outcome.step = engine.step_done
+
+    def set_loaders(self, loaders: Sequence[Any]) -> None:
+        """Use these loaders from now on."""
+        if (feed := self._feed) is not None:
+            feed.set_loaders(loaders)
 
     def abort(self, generation: int) -> int:
         """End ``generation`` here at once; its ``run`` then returns. Returns the connections cut."""

@@ -1,0 +1,72 @@
+"""The run directory: events, metrics, the ledger of samples, and the closing summary."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class RunRecord:
+    """Appends JSON lines under ``run_dir``; every line is flushed, so a killed run leaves whole lines.
+
+    ``events.jsonl``: what happened and why. ``metrics.jsonl``: one row per executed step (a step that is
+    redone after a rollback appears again, with its new generation; the last row counts). ``ledger.jsonl``:
+    the ids that each step consumed.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._files: dict[str, TextIO] = {}
+        self.last_event = ""
+
+    def event(self, kind: str, text: str, **fields: Any) -> None:
+        """Record that ``kind`` happened; ``text`` is the sentence a person reads."""
+        self.last_event = text
+        self._append("events", {"time": time.time(), "event": kind, "text": text, **fields})
+
+    def transition(self, before: str, after: str) -> None:
+        """Record that the job went from one state to another."""
+        self._append("events", {"time": time.time(), "event": "state", "from": before, "to": after})
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """Record one executed step."""
+        self._append("metrics", {"time": time.time(), **row})
+
+    def ledger(self, step: int, generation: int, ids: list[int]) -> None:
+        """Record the dataset indices that ``step`` consumed, all ranks together."""
+        self._append("ledger", {"step": step, "gen": generation, "ids": ids})
+
+    def summary(self, tree: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        (self.path / "summary.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        if name not in self._files:
+            self._files[name] = (self.path / f"{name}.jsonl").open("a", encoding="utf-8")
+        file = self._files[name]
+        file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        file.flush()
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    """Rows of a JSON-lines file; a torn last line (a killed writer) is left out."""
+    rows: list[dict[str, Any]] = []
+    file = Path(path)
+    if not file.exists():
+        return rows
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
