@@ -7,6 +7,7 @@ that gets no sample is run with a zero-weight filler.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 Bounds = tuple[int, int]
@@ -60,7 +61,7 @@ def micro_batches(lo: int, hi: int, count: int) -> list[Bounds]:
         raise ValueError(f"slice [{lo}, {hi}) runs backwards")
     size, larger = divmod(hi - lo, count)
     edges = [lo + i * size + min(i, larger) for i in range(count + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def _positive(**sizes: int) -> None:

@@ -23,7 +23,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 """Names and sRGB values; a job that asks for fewer colours gets the first ones."""
 
 SHAPES = ("circle", "square", "triangle", "cross")
-SIZES = {"small": 0.24, "large": 0.45}
+SIZES = {"small": 0.24, "large": 0.42}
 """Width of a shape as a share of the picture's side; a large one still fits into a quarter."""
 
 

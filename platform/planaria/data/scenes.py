@@ -114,7 +114,7 @@ class Scenes:
             image = render(scene, ground, self.image_size)
             return Sample(key, image, question.text, question.answer, question.choices)
         if is_caption:
-            listed = "; ".join(f"{item.shape}, {item.size}, {item.colour}" for item in (placed.item for placed in scene))
+            listed = "; ".join(f"{p.item.shape}, {p.item.size}, {p.item.colour}" for p in scene)
             return Sample(key, None, f"Write as one phrase: {listed}.", question.answer)
         told = f"There is {caption(scene)}. {question.text}"
         return Sample(key, None, told, question.answer, question.choices)
@@ -129,7 +129,7 @@ class Scenes:
                 items.append(item)
         placed: list[Placed] = []
         for item, cell in zip(items, sorted(dice.several(range(4), count)), strict=True):
-            margin = SIZES[item.size] / 2 + 0.01
+            margin = SIZES[item.size] / 2 + 0.015
             # A lone shape may lie anywhere; several keep to their quarters.
             left, top, side = (0.0, 0.0, 1.0) if count == 1 else (0.5 * (cell % 2), 0.5 * (cell // 2), 0.5)
             x = dice.uniform(left + margin, left + side - margin)
@@ -192,7 +192,7 @@ def article(phrase: str) -> str:
 
 
 def caption(scene: Sequence[Placed]) -> str:
-    """"a large red circle, a small blue square and a small pink cross": the shapes in reading order."""
+    """ "a large red circle, a small blue square and a small pink cross": the shapes in reading order."""
     phrases = [article(f"{placed.item.size} {placed.item.colour} {placed.item.shape}") for placed in scene]
     head, last = phrases[:-1], phrases[-1]
     return f"{', '.join(head)} and {last}" if head else last
