@@ -104,7 +104,8 @@ class VLMCollator:
 
     def _row(self, sample: Sample, weight: int) -> _Row:
         head = [] if sample.image is None else [self.codec.image_id] * self.image_tokens
-        prompt = self.codec.encode(f"\n{sample.prompt}\n")
+        # At least one token stands before the answer: a label at position 0 would never count.
+        prompt = self.codec.encode(f"\n{sample.prompt}\n") or [self.codec.eos_id]
         answer = [*self.codec.encode(sample.answer), self.codec.eos_id]
         room = self.row_limit - len(head)
         # Placeholders are never cut. A long answer loses its end (with the end mark: it is not over), and keeps

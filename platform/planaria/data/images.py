@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from planaria.data.sample import Pixels
 from planaria.recipe import BadSample
@@ -50,7 +50,7 @@ def decode_image(data: bytes, key: str) -> Pixels:
             return np.ascontiguousarray(_to_rgb(_upright(image)))
     except (BadSample, MemoryError):
         raise
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise BadSample(key, f"not a picture in a known format ({', '.join(FORMATS)}): {data[:16]!r}") from None
     except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
         raise BadSample(key, f"the image cannot be decoded: {type(error).__name__}: {error}") from error

@@ -23,7 +23,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 """Names and sRGB values; a job that asks for fewer colours gets the first ones."""
 
 SHAPES = ("circle", "square", "triangle", "cross")
-SIZES = {"small": 0.24, "large": 0.42}
+SIZES = {"small": 0.27, "large": 0.44}
 """Width of a shape as a share of the picture's side; a large one still fits into a quarter."""
 
 
@@ -64,8 +64,7 @@ def _draw(pen: ImageDraw.ImageDraw, item: Shape, x: float, y: float, half: float
     if item.shape == "circle":
         pen.ellipse((left, top, right, bottom), fill=fill)
     elif item.shape == "square":
-        inset = half * 0.1  # a square looks larger than a circle of the same width
-        pen.rectangle((left + inset, top + inset, right - inset, bottom - inset), fill=fill)
+        pen.rectangle((left, top, right, bottom), fill=fill)
     elif item.shape == "triangle":
         pen.polygon([(x, top), (left, bottom), (right, bottom)], fill=fill)
     else:

@@ -106,7 +106,7 @@ def _members(path: Path) -> Iterator[tuple[str, Span]]:
                 if member.isreg():
                     yield member.name, Span(member.offset_data, member.size)
                 reached = end
-                tar.members.clear()  # the reader keeps every header otherwise
+                tar.members.clear()  # type: ignore[attr-defined]  # or the reader keeps every header
             _check_end(path, tar.offset)
     except DataError:
         raise
