@@ -47,10 +47,22 @@ def test_directory_with_and_without_an_image_token(tmp_path: Path) -> None:
     assert codec.tokenizer.convert_ids_to_tokens(codec.image_id) == "<image>"
     assert codec.pad_id == codec.eos_id  # no padding token of its own
     for each in (without, codec):
+        assert each.decode([each.image_id, each.pad_id]) == ""
         ids = each.encode("an <image> of </s> é\n")
         assert each.image_id not in ids and each.eos_id not in ids and each.decode(ids) == "an <image> of </s> é\n"
         copy = pickle.loads(pickle.dumps(each))
         assert copy.encode("hi <image>") == each.encode("hi <image>") and copy.image_id == each.image_id
+
+
+def test_an_ordinary_added_token_can_be_the_placeholder(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path / "a", eos_token="</s>"))
+    tokenizer.add_tokens(["<image>"])
+    tokenizer.save_pretrained(tmp_path / "b")
+    codec = load_tokenizer(str(tmp_path / "b"))
+    assert codec.image_id == codec.tokenizer.convert_tokens_to_ids("<image>") == codec.vocab_size - 1
+    assert codec.decode(codec.encode("an <image>")) == "an "  # cannot be spelled out, so it is left out
 
 
 def test_existing_special_tokens_survive_the_new_one(tmp_path: Path) -> None:

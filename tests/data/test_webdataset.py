@@ -18,6 +18,12 @@ EMOJI = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "emoji"
 PNG = encode(Image.new("RGB", (4, 4), "red"))
 
 
+def open_files(folder: Path) -> int:
+    """How many files below ``folder`` this process has open."""
+    links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).startswith(str(folder)) for link in links if link.is_symlink())
+
+
 def shard_with(tmp_path: Path, *members: tuple[str, bytes]) -> WebDataset:
     write_shard(tmp_path / "a.tar", members)
     return WebDataset(str(tmp_path / "a.tar"), "Say.", backoff=(0.0, 0.0))
@@ -145,21 +151,14 @@ def test_handles_are_bounded_and_reopened_after_pickling(tmp_path: Path) -> None
     for i in range(shards):
         write_shard(tmp_path / f"{i:03d}.tar", pairs(1))
     dataset = WebDataset(str(tmp_path / "*.tar"), "Say.")
-
-    def handles() -> int:
-        return sum(os.readlink(f"/proc/self/fd/{fd}").startswith(str(tmp_path)) for fd in fds())
-
-    def fds() -> list[str]:
-        return [fd for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
-
     for _ in range(2):
         assert all(dataset[i].answer == "caption 0" for i in range(shards))
-    assert handles() == MAX_OPEN
+    assert open_files(tmp_path) == MAX_OPEN
     copy = pickle.loads(pickle.dumps(dataset))
-    assert handles() == MAX_OPEN and copy[3].key == dataset[3].key
+    assert open_files(tmp_path) == MAX_OPEN and copy[3].key == dataset[3].key
     dataset.close()
     copy.close()
-    assert handles() == 0
+    assert open_files(tmp_path) == 0
 
 
 def test_threads_may_share_it(tmp_path: Path) -> None:
@@ -170,3 +169,4 @@ def test_threads_may_share_it(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: dataset[i].answer, order))
     assert found == [f"caption {i % 4}" for i in order]
+    assert open_files(tmp_path) <= MAX_OPEN

@@ -72,7 +72,7 @@ def _codec(tokenizer: Any, image_token: str, where: str) -> TextCodec:
     if tokenizer.eos_token_id is None:
         raise DataError(where, "it has no end-of-sequence token", "add eos_token to its tokenizer_config.json")
     if image_token not in tokenizer.get_vocab():
-        tokenizer.add_special_tokens({"additional_special_tokens": [image_token]}, replace_extra_special_tokens=False)
+        tokenizer.add_tokens([image_token], special_tokens=True)
     pad_id = tokenizer.pad_token_id
     return TextCodec(
         tokenizer=tokenizer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import io
 import json
 import os
 import threading
@@ -20,7 +19,7 @@ from planaria.data.tarindex import Entry, Span, index_shard
 from planaria.recipe import BadSample
 
 MAX_OPEN = 16
-"""File handles that one data set keeps open."""
+"""File handles that one data set keeps open, besides the one that each reading thread has in use."""
 
 
 class WebDataset:
@@ -118,22 +117,26 @@ class WebDataset:
         return data
 
     def _read_once(self, shard: int, span: Span) -> bytes:
-        # The lock covers the read, since another thread may move or close a shared handle. Decoding, the
-        # expensive part, runs outside it.
+        # A thread takes the handle out of the cache while it seeks and reads, so nobody else moves or closes it.
         with self._lock:
             file = self._open.pop(shard, None)
-            if file is None:
-                file = open(self.paths[shard], "rb")  # noqa: SIM115 (closed by eviction)
-                while len(self._open) >= MAX_OPEN:
-                    self._open.popitem(last=False)[1].close()
-            try:
-                file.seek(span.offset, io.SEEK_SET)
-                data = file.read(span.size)
-            except BaseException:
-                file.close()  # a handle that failed once, e.g. a stale NFS one, may never recover
-                raise
+        if file is None:
+            file = open(self.paths[shard], "rb")  # noqa: SIM115 (closed by eviction)
+        try:
+            file.seek(span.offset)
+            data = file.read(span.size)
+        except BaseException:
+            file.close()  # a handle that failed once, e.g. a stale NFS one, may never recover
+            raise
+        with self._lock:
+            surplus = [self._open.pop(shard, None)]  # another thread may have opened the shard meanwhile
             self._open[shard] = file
-            return data
+            while len(self._open) > MAX_OPEN:
+                surplus.append(self._open.popitem(last=False)[1])
+        for other in surplus:
+            if other is not None:
+                other.close()
+        return data
 
 
 def _text(data: bytes, key: str) -> str:
