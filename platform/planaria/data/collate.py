@@ -1,0 +1,131 @@
+"""Samples to the arrays of one forward pass of a vision-language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria.data.images import preprocess
+from planaria.data.sample import Sample
+from planaria.data.tokens import TextCodec
+from planaria.recipe import MicroBatch
+
+IGNORE = -100
+"""Label of a position that carries no loss."""
+
+_Row = tuple[list[int], list[int]]
+"""Token ids and labels of one row, without padding."""
+
+
+class VLMCollator:
+    """Builds ``input_ids``, ``attention_mask``, ``labels`` (int64 [B, L]) and ``pixel_values`` (float32 [N, 3, S, S]).
+
+    A row is ``image_tokens`` placeholders (if it has an image), newline, prompt, newline, answer, end of sequence.
+    N is the number of rows with an image, in row order. Labels stand at the answer and its end, and are NOT
+    shifted: the model shifts. L is a multiple of ``pad_multiple`` and never exceeds ``max_length``.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        image_tokens: int,
+        image_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        max_length: int,
+        pad_multiple: int = 8,
+    ) -> None:
+        """
+        Args:
+            codec: the tokenizer.
+            image_tokens: placeholders per image, as many as the vision tower yields.
+            image_size: S, side of the pictures in pixels.
+            mean: per channel, in 0..1.
+            std: per channel, positive.
+            max_length: most tokens of a row, placeholders included.
+            pad_multiple: L is rounded up to a multiple of this.
+
+        Raises:
+            ValueError: a size that cannot work, or no room for a prompt and a target behind the placeholders.
+        """
+        for name, value in {
+            "image_tokens": image_tokens,
+            "image_size": image_size,
+            "pad_multiple": pad_multiple,
+        }.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if len(mean) != 3 or len(std) != 3 or not all(deviation > 0 for deviation in std):
+            raise ValueError(f"mean={list(mean)} and std={list(std)} must hold three values each, std positive ones")
+        self.row_limit = max_length // pad_multiple * pad_multiple
+        """Most tokens of a row: ``max_length`` rounded down, so that padding cannot exceed it."""
+        if self.row_limit < image_tokens + 2:
+            raise ValueError(
+                f"max_length={max_length} (rounded down to {self.row_limit}, a multiple of {pad_multiple}) has no room "
+                f"for {image_tokens} image placeholders, a prompt and an answer; raise data.max_length to at least "
+                f"{-(-(image_tokens + 2) // pad_multiple) * pad_multiple}"
+            )
+        self.codec = codec
+        self.image_tokens = image_tokens
+        self.image_size = image_size
+        self.mean = tuple(mean)
+        self.std = tuple(std)
+        self.pad_multiple = pad_multiple
+
+    def __call__(self, samples: Sequence[Sample], weights: Sequence[int]) -> MicroBatch:
+        """Arrays of the samples, in order; a weight of 0 takes all labels of its row away.
+
+        If no sample has an image, one more row is appended, of weight 0 and with a blank image: the vision tower
+        must run in every forward pass, since a rank that skips it leaves the others waiting in its collectives.
+
+        Raises:
+            ValueError: no samples, or not one weight for each.
+        """
+        if not samples or len(samples) != len(weights):
+            raise ValueError(f"{len(samples)} samples with {len(weights)} weights")
+        rows = [self._row(sample, weight) for sample, weight in zip(samples, weights, strict=True)]
+        pictures = [sample.image for sample in samples if sample.image is not None]
+        if not pictures:
+            pictures.append(np.full((self.image_size, self.image_size, 3), 255, dtype=np.uint8))
+            ids = [self.codec.image_id] * self.image_tokens + [self.codec.eos_id]
+            rows.append((ids, [IGNORE] * len(ids)))
+        arrays: dict[str, NDArray[np.generic]] = dict(self._pad(rows))
+        arrays["pixel_values"] = np.stack(
+            [preprocess(picture, self.image_size, self.mean, self.std) for picture in pictures]
+        )
+        return MicroBatch(
+            arrays=arrays,
+            # Position 0 predicts nothing: the shifted loss never sees its label.
+            targets=int((arrays["labels"][:, 1:] != IGNORE).sum()),
+            tokens=sum(len(ids) for (ids, _), weight in zip(rows, weights, strict=False) if weight),
+        )
+
+    def _row(self, sample: Sample, weight: int) -> _Row:
+        head = [] if sample.image is None else [self.codec.image_id] * self.image_tokens
+        # At least one token stands before the answer: a label at position 0 would never count.
+        prompt = self.codec.encode(f"\n{sample.prompt}\n") or [self.codec.eos_id]
+        answer = [*self.codec.encode(sample.answer), self.codec.eos_id]
+        room = self.row_limit - len(head)
+        # Placeholders are never cut. A long answer loses its end (with the end mark: it is not over), and keeps
+        # at least half of the room; a long prompt loses its beginning, since the question comes last.
+        answer = answer[: max(room - len(prompt), room // 2)]
+        prompt = prompt[max(0, len(prompt) - (room - len(answer))) :]
+        ids = head + prompt + answer
+        labels = [IGNORE] * len(ids)
+        if weight:
+            labels[len(ids) - len(answer) :] = answer
+        return ids, labels
+
+    def _pad(self, rows: Sequence[_Row]) -> dict[str, NDArray[np.int64]]:
+        longest = max(len(ids) for ids, _ in rows)
+        shape_BL = (len(rows), -(-longest // self.pad_multiple) * self.pad_multiple)
+        input_ids = np.full(shape_BL, self.codec.pad_id, dtype=np.int64)
+        attention_mask = np.zeros(shape_BL, dtype=np.int64)
+        labels = np.full(shape_BL, IGNORE, dtype=np.int64)
+        for row, (ids, row_labels) in enumerate(rows):
+            input_ids[row, : len(ids)] = ids
+            attention_mask[row, : len(ids)] = 1
+            labels[row, : len(ids)] = row_labels
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}

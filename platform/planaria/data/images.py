@@ -1,0 +1,107 @@
+"""The one way from encoded pictures to arrays: bytes -> uint8 RGB -> the model's float32 input."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from planaria.data.sample import Pixels
+from planaria.recipe import BadSample
+
+MAX_PIXELS = 178_000_000
+"""Largest picture that is decoded (0.5 GB as RGB): a few kilobytes of PNG can claim far more."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""What may be opened. The rest of Pillow's readers stay shut: some start other programs."""
+
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode_image(data: bytes, key: str) -> Pixels:
+    """Decode a picture of any supported format and mode to uint8 RGB [height, width, 3].
+
+    The EXIF orientation is applied, transparency is laid on white, 16-bit greys keep their high byte,
+    and an animation gives its first frame. ``key`` names the sample in errors.
+
+    Raises:
+        BadSample: empty, truncated, no picture at all, or larger than :data:`MAX_PIXELS`.
+    """
+    if not data:
+        raise BadSample(key, "the image is empty (0 bytes)")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:  # only the header has been read so far
+                raise BadSample(key, f"the image has {width} x {height} pixels, over the limit of {MAX_PIXELS}")
+            image.load()
+            return np.ascontiguousarray(_to_rgb(_upright(image)))
+    except (BadSample, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        raise BadSample(key, f"not a picture in a known format ({', '.join(FORMATS)}): {data[:16]!r}") from None
+    except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
+        raise BadSample(key, f"the image cannot be decoded: {type(error).__name__}: {error}") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(_ORIENTATION)
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        return image
+    if orientation not in _UPRIGHT:
+        return image
+    return image.transpose(_UPRIGHT[orientation])
+
+
+def _to_rgb(image: Image.Image) -> Pixels:
+    if image.mode.startswith("I"):
+        # convert("RGB") would clip 16-bit values at 255, which leaves nearly two levels.
+        high = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        return np.repeat(high[:, :, None], 3, axis=2)
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.asarray(image.convert("RGB"), dtype=np.uint8)
+
+
+def preprocess(rgb: Pixels, size: int, mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
+    """Model input from a picture: float32 [3, size, size], ``(rgb / 255 - mean) / std`` per channel.
+
+    The shorter side is resized to ``size`` (bicubic) and the centre is cut out; a square picture is
+    only resized, one of the right size is left alone.
+
+    Args:
+        rgb: uint8 [height, width, 3].
+        size: side in pixels.
+        mean: three channel means, in 0..1.
+        std: three channel deviations.
+
+    Raises:
+        ValueError: ``rgb`` is not uint8 [height, width, 3].
+    """
+    if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.size == 0:
+        raise ValueError(f"expected uint8 [height, width, 3] with pixels, found {rgb.dtype} {list(rgb.shape)}")
+    height, width = rgb.shape[:2]
+    if (height, width) != (size, size):
+        # Resizing only the centre box equals resize-then-crop, but a 1 x 100000 strip stays cheap.
+        side = min(height, width)
+        left, top = (width - side) / 2, (height - side) / 2
+        image = Image.fromarray(rgb)
+        box = (left, top, left + side, top + side)
+        rgb = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box), dtype=np.uint8)
+    scaled = rgb.astype(np.float32) / np.float32(255)
+    normal = (scaled - np.asarray(mean, dtype=np.float32)) / np.asarray(std, dtype=np.float32)
+    return np.ascontiguousarray(normal.transpose(2, 0, 1), dtype=np.float32)
