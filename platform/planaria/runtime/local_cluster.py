@@ -1,0 +1,89 @@
+"""Several Ray nodes on one machine, one of which can die as a machine dies: all its processes at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from types import TracebackType
+from typing import Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+
+
+class LocalCluster:
+    """A head node without places for workers, and ``nodes`` nodes with ``cpus`` CPUs each.
+
+    Used by the demo, the benchmarks and the tests. Ends only processes that it started.
+    """
+
+    def __init__(self, nodes: int, cpus: int = 1, dashboard: bool = False) -> None:
+        # A local cluster on the loopback needs no token, and must not write one into the home directory.
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        self._cpus = cpus
+        self.nodes: list[Any] = []
+        head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": dashboard}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(nodes):
+            self.add_node()
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="warning")
+
+    @property
+    def address(self) -> str:
+        """Address for ``ray.init``."""
+        return str(self.cluster.address)
+
+    def add_node(self) -> Any:
+        """Start one more node."""
+        node = self.cluster.add_node(num_cpus=self._cpus, object_store_memory=OBJECT_STORE_BYTES, wait=False)
+        self.nodes.append(node)
+        return node
+
+    def processes_of(self, node: Any) -> list[psutil.Process]:
+        """The node's raylet and everything that it started (workers, agents)."""
+        found: list[psutil.Process] = []
+        for infos in node.all_processes.values():
+            for info in infos:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(info.process.pid)
+                    found += [process, *process.children(recursive=True)]
+        return found
+
+    def kill_node(self, node: Any) -> list[int]:
+        """SIGKILL every process of ``node`` at once, as a power cut would; returns the pids."""
+        victims = self.processes_of(node)
+        # Freeze first: none may notice that another is gone, as none would on a machine that lost its power.
+        for sign in (signal.SIGSTOP, signal.SIGKILL):
+            for process in victims:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(sign)
+        self.nodes.remove(node)
+        with contextlib.suppress(Exception):
+            self.cluster.worker_nodes.discard(node)
+        psutil.wait_procs(victims, timeout=5)
+        return [process.pid for process in victims]
+
+    def node_of(self, node_id: str) -> Any:
+        """The node with this Ray id."""
+        return next(node for node in self.nodes if node.node_id == node_id)
+
+    def close(self) -> None:
+        """Disconnect and end every node."""
+        started = [process for node in [*self.nodes, self.cluster.head_node] for process in self.processes_of(node)]
+        ray.shutdown()
+        self.cluster.shutdown()
+        _, alive = psutil.wait_procs(started, timeout=10)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,237 @@
+"""The public entry: an elastic trainer with the conventions of Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train import Checkpoint, Result, RunConfig, ScalingConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from planaria.config import ConfigError, JobConfig, load, parse
+from planaria.control.controller import Controller
+from planaria.data.errors import DataError
+from planaria.engine.initial import build
+from planaria.engine.tensor_parallel import ShardingError, check_divides
+from planaria.models.vlm import VLMRecipe
+from planaria.planner.plan import ModelFacts
+from planaria.recipe import MetaRecipe, Recipe, ScoredRecipe
+from planaria.runtime.fleet import Scaling
+
+POLL_S = 0.25
+STOP_LIMIT_S = 120.0
+"""Longest wait for the last checkpoint once an end was asked for."""
+
+Watcher = Callable[[dict[str, Any]], None]
+
+
+class TrainingFailed(RuntimeError):
+    """The job ended without finishing; the message is the controller's diagnosis."""
+
+
+class TrainingStopped(RuntimeError):
+    """The job was asked to end before its last step; its state is saved."""
+
+
+class ElasticTrainer:
+    """Trains one job on a Ray cluster, through the loss and arrival of nodes.
+
+    ``ElasticTrainer(job, scaling_config=ray.train.ScalingConfig(num_workers=(2, 8), use_gpu=True),
+    run_config=ray.train.RunConfig(name=..., storage_path=...)).fit()`` returns a ``ray.train.Result``.
+
+    Args:
+        job: a :class:`JobConfig`, the path of its YAML file, or a plain mapping.
+        scaling_config: number of workers, or (least, most); GPUs; resources per worker. Default: the job's
+            ``elastic`` section on CPUs.
+        run_config: ``name``, ``storage_path``, ``failure_config.max_failures`` (failures in a row without
+            progress; -1: no limit) and ``checkpoint_config.num_to_keep`` override the job's own.
+        recipe: model, data and loss (:class:`planaria.recipe.Recipe`); default: the vision-language recipe
+            that the job's ``model`` and ``data`` sections describe.
+        watch: called with the controller's status a few times per second, e.g. to draw it.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig | str | Path | dict[str, Any],
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        *,
+        recipe: Recipe | None = None,
+        watch: Watcher | None = None,
+    ) -> None:
+        if isinstance(job, (str, Path)):
+            job = load(job)
+        elif isinstance(job, dict):
+            job = parse(job)
+        self.scaling = _scaling(scaling_config)
+        self.job = _merged(job, scaling_config, run_config)
+        self.recipe: Recipe = recipe if recipe is not None else VLMRecipe(self.job)
+        self.run_dir = str(Path(self.job.storage).expanduser().resolve() / self.job.name)
+        self._watch = watch
+        self.summary: dict[str, Any] = {}
+
+    def preflight(self) -> ModelFacts:
+        """Check model, data, layout and storage before any process starts.
+
+        Raises:
+            ConfigError, DataError, ShardingError: what is wrong, where, and how to mend it.
+        """
+        facts = model_facts(self.recipe, self.job)
+        for split in ("train", "val"):
+            if split == "train" or (self.job.evaluate.samples and isinstance(self.recipe, ScoredRecipe)):
+                self.recipe.dataset(split)
+        try:
+            Path(self.run_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"storage: {self.run_dir!r} cannot be created ({error.strerror}); choose another") from None
+        return facts
+
+    def fit(self) -> Result:
+        """Run the job to its end.
+
+        Ctrl-C and SIGTERM end it at the next step boundary with a checkpoint; a second Ctrl-C at once.
+
+        Raises:
+            ConfigError, DataError: before anything was started.
+            TrainingFailed: with the diagnosis; the run directory holds the details.
+            TrainingStopped: it was asked to end; the message names the checkpoint.
+        """
+        facts = self.preflight()
+        started_ray = not ray.is_initialized()
+        if started_ray:
+            ray.init(logging_level=logging.WARNING, log_to_driver=False)
+        try:
+            self.summary = self._run(facts)
+        finally:
+            if started_ray:
+                ray.shutdown()
+        if self.summary["state"] == "failed":
+            raise TrainingFailed(self.summary["error"])
+        if self.summary["state"] == "stopped":
+            raise TrainingStopped(
+                f"stopped after {self.summary['steps']} of {self.job.train.steps} steps; the same command goes on "
+                f"from the checkpoint of step {self.summary['checkpoint_step']}"
+            )
+        return result_of(self.summary)
+
+    def _run(self, facts: ModelFacts) -> dict[str, Any]:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor_class = ray.remote(num_cpus=0, concurrency_groups={"job": 1, "talk": 2})(Controller)
+        controller: Any = actor_class.options(scheduling_strategy=here).remote(
+            self.job, self.recipe, facts, self.run_dir, self.scaling
+        )
+        try:
+            return self._attend(controller)
+        finally:
+            ray.kill(controller, no_restart=True)
+
+    def _attend(self, controller: Any) -> dict[str, Any]:
+        finished = controller.run.options(concurrency_group="job").remote()
+        asked_at: float | None = None
+        with _signals() as caught:
+            while True:
+                try:
+                    done, _ = ray.wait([finished], timeout=POLL_S)
+                    if done:
+                        summary: dict[str, Any] = ray.get(finished)
+                        self._show(controller, final=True)
+                        return summary
+                    self._show(controller)
+                except KeyboardInterrupt:
+                    caught.append("Ctrl-C")
+                if caught and asked_at is None:
+                    asked_at = time.monotonic()
+                    controller.stop.options(concurrency_group="talk").remote(caught[0])
+                elif len(caught) > 1 or (asked_at and time.monotonic() - asked_at > STOP_LIMIT_S):
+                    raise TrainingStopped("ended at once, without a last checkpoint")
+
+    def _show(self, controller: Any, final: bool = False) -> None:
+        if self._watch is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                status = controller.status.options(concurrency_group="talk").remote()
+                self._watch(ray.get(status, timeout=5) | {"final": final})
+
+
+def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
+    """What the planner must know of the model; checks the configured tensor-parallel degree on the way."""
+    if isinstance(recipe, MetaRecipe):
+        model = build(recipe, job)
+        rules = recipe.sharding(model)
+        parameters = sum(p.numel() for p in model.parameters())
+    else:
+        model = build(recipe, job)
+        rules, parameters = recipe.sharding(model), sum(p.numel() for p in model.parameters())
+    try:
+        check_divides(rules, job.layout.tp)
+    except ShardingError as error:
+        raise ConfigError(f"layout.tp: {error}") from None
+    if job.layout.tp > 1 and not rules.colwise:
+        raise ConfigError(f"layout.tp: {job.layout.tp}, but the recipe has no tensor-parallel rules; set layout.tp=1")
+    return ModelFacts(tp_divides=dict(rules.heads), parameters=parameters)
+
+
+def result_of(summary: dict[str, Any]) -> Result:
+    """A ``ray.train.Result`` for a job's summary."""
+    run_dir = Path(summary["run_dir"])
+    step = summary["checkpoint_step"]
+    folder = run_dir / "checkpoints" / f"step-{step:08d}" if step is not None else None
+    metrics = dict(summary["metrics"]) | {"evaluation": summary["evaluation"], "generations": summary["generations"]}
+    checkpoint = Checkpoint(str(folder)) if folder is not None and folder.exists() else None
+    return Result(metrics=metrics, checkpoint=checkpoint, error=None, path=str(run_dir))
+
+
+def _scaling(config: ScalingConfig | None) -> Scaling:
+    if config is None:
+        return Scaling()
+    resources = {name: float(amount) for name, amount in (config.resources_per_worker or {}).items()}
+    if config.use_gpu:
+        resources.setdefault("GPU", 1.0)
+    resources.setdefault("CPU", 1.0)
+    return Scaling(bool(config.use_gpu), resources)
+
+
+def _merged(job: JobConfig, scaling: ScalingConfig | None, run: RunConfig | None) -> JobConfig:
+    """The job with what Ray Train's configs say; checked again as a whole."""
+    tree = job.model_dump(mode="json")
+    if scaling is not None and scaling.num_workers is not None:
+        workers = scaling.num_workers
+        least, most = workers if isinstance(workers, tuple) else (workers, workers)
+        tree["elastic"] |= {"min_workers": least, "max_workers": most}
+    if run is not None:
+        if run.name:
+            tree["name"] = run.name
+        if run.storage_path:
+            tree["storage"] = str(run.storage_path)
+        if run.failure_config is not None:
+            tree["elastic"]["max_failures"] = run.failure_config.max_failures
+        if run.checkpoint_config is not None and run.checkpoint_config.num_to_keep:
+            tree["checkpoint"]["keep_last"] = run.checkpoint_config.num_to_keep
+    return parse(tree, "scaling_config/run_config")
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[str]]:
+    """Collect SIGINT and SIGTERM instead of dying of them; the list holds what came."""
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+    before = {number: signal.getsignal(number) for number in names}
+    for number in names:
+        signal.signal(number, lambda received, _frame: caught.append(names[signal.Signals(received)]))
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["ConfigError", "DataError", "ElasticTrainer", "TrainingFailed", "TrainingStopped", "model_facts"]
