@@ -8,3 +8,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+from hypothesis import settings
+
+# Machines that share their cores stall now and then; how long an example takes says nothing.
+settings.register_profile("planaria", deadline=None)
+settings.load_profile("planaria")
