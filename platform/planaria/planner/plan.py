@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -122,6 +123,7 @@ def _check(workers: Sequence[WorkerSlot], constraints: LayoutConfig, facts: Mode
         )
 
 
+@functools.lru_cache(8192)
 def _natural(text: str) -> tuple[list[str | int], str]:
     """Sort key that puts worker-2 before worker-10."""
     parts: list[str | int] = [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"([0-9]+)", text))]
