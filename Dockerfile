@@ -23,6 +23,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # Ubuntu 24.04 has Python 3.12 only; uv installs the version that the pins are for.
 COPY --from=ghcr.io/astral-sh/uv:0.8 /uv /usr/local/bin/uv
 ENV UV_PYTHON_INSTALL_DIR=/opt/python
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates \
     && rm -rf /var/lib/apt/lists/* \
@@ -33,22 +34,22 @@ FROM base-${DEVICE} AS final
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
 # KubeRay's probes and start scripts need wget and bash; DeepSpeed's CPU optimizer is compiled at first use; tini
-# reaps the children of killed workers.
+# reaps the children of killed workers. A login shell, which KubeRay can be told to use, resets PATH: profile.d.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bash build-essential procps tini wget \
     && rm -rf /var/lib/apt/lists/* \
     && (id -u ubuntu >/dev/null 2>&1 && userdel --remove ubuntu || true) \
     && groupadd --gid 1000 ray \
-    && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash ray
+    && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash ray \
+    && echo 'export PATH=/opt/planaria/bin:$PATH' >/etc/profile.d/planaria.sh
 
 ENV PATH=/opt/planaria/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    RAY_USAGE_STATS_ENABLED=0 \
-    HF_HUB_OFFLINE=1 \
-    TOKENIZERS_PARALLELISM=false
+    RAY_USAGE_STATS_ENABLED=0
 
 # The dependencies first: they change seldom, and make a layer of their own.
 WORKDIR /opt/src
@@ -63,7 +64,8 @@ RUN pip install --no-deps --force-reinstall . \
     && ray --version \
     && planaria --help >/dev/null
 
-USER ray
+# By number, so that Kubernetes can tell that it is not root.
+USER 1000:1000
 WORKDIR /home/ray
 # 6379 GCS, 8265 dashboard and job API, 10001 client, 8080 Ray's metrics
 EXPOSE 6379 8265 10001 8080
