@@ -23,7 +23,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # Ubuntu 24.04 has Python 3.12 only; uv installs the version that the pins are for.
 COPY --from=ghcr.io/astral-sh/uv:0.8 /uv /usr/local/bin/uv
 ENV UV_PYTHON_INSTALL_DIR=/opt/python
-# hadolint ignore=DL3008
+# hadolint ignore=DL3008,SC2016
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates \
     && rm -rf /var/lib/apt/lists/* \
@@ -35,7 +35,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
 # KubeRay's probes and start scripts need wget and bash; DeepSpeed's CPU optimizer is compiled at first use; tini
 # reaps the children of killed workers. A login shell, which KubeRay can be told to use, resets PATH: profile.d.
-# hadolint ignore=DL3008
+# hadolint ignore=DL3008,SC2016
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bash build-essential procps tini wget \
     && rm -rf /var/lib/apt/lists/* \
