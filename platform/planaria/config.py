@@ -6,13 +6,15 @@ Every problem becomes a :class:`ConfigError` that names file, key, given value a
 
 from __future__ import annotations
 
-import difflib
+import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from planaria.config_errors import explain, short, subsection
 
 
 class ConfigError(ValueError):
@@ -22,7 +24,36 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values are immutable, numbers are not quietly cast."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_quiet_casts(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic would read true as 1, "5" as 5 and 1 as true: each is more likely a slip than a wish."""
+        _refuse_cast(cls.model_fields[str(info.field_name)].annotation, value)
+        return value
+
+
+def _refuse_cast(annotation: Any, value: Any) -> None:
+    """Raise ``ValueError`` where a value has another type than the key, and pydantic would cast it."""
+    choices = _alternatives(annotation)
+    if get_origin(choices[0]) is tuple and isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_cast(get_args(choices[0])[0], item)
+    elif bool in choices and not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    elif int in choices and isinstance(value, (bool, str)):
+        raise ValueError("expected a whole number" + (", without quotes or exponent" if isinstance(value, str) else ""))
+    elif float in choices and isinstance(value, bool):
+        raise ValueError("expected a number")
+    # Text that reads as a float passes: YAML 1.1 takes 3e-4, without a point, for text.
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The types that ``annotation`` allows, ``None`` left out."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(part for part in get_args(annotation) if part is not type(None))
+    return (annotation,)
 
 
 class ModelConfig(Section):
@@ -105,8 +136,16 @@ class OptimConfig(Section):
     @classmethod
     def _betas(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not all(0 <= beta < 1 for beta in value):
-            raise ValueError("both betas must lie in [0, 1)")
+            raise ValueError("both betas must be at least 0 and below 1")
         return value
+
+    @model_validator(mode="after")
+    def _momentum(self) -> OptimConfig:
+        if self.momentum and self.name != "sgd":
+            raise ValueError(
+                f"momentum={self.momentum} has no effect with name={self.name}; remove momentum or set name: sgd"
+            )
+        return self
 
 
 class TrainConfig(Section):
@@ -140,7 +179,10 @@ class ElasticConfig(Section):
     @model_validator(mode="after")
     def _range(self) -> ElasticConfig:
         if self.min_workers > self.max_workers:
-            raise ValueError(f"min_workers={self.min_workers} exceeds max_workers={self.max_workers}")
+            raise ValueError(
+                f"min_workers={self.min_workers} exceeds max_workers={self.max_workers}; "
+                "lower min_workers or raise max_workers"
+            )
         return self
 
 
@@ -162,7 +204,9 @@ class EvaluateConfig(Section):
 class JobConfig(Section):
     """One training job."""
 
-    name: str = Field("planaria", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="run name: a folder under storage")
+    name: str = Field(
+        "planaria", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="run name: a folder under storage"
+    )
     seed: int = Field(0, ge=0)
     model: ModelConfig
     data: DataConfig = DataConfig()
@@ -194,24 +238,30 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
 
     Args:
         path: YAML file.
-        overrides: ``dotted.key=value`` pairs; the value is read as YAML.
+        overrides: ``dotted.key=value`` pairs; the value is read as YAML, a later pair wins.
 
     Raises:
         ConfigError: everything that is wrong, each with file (or ``--set``), key, value and remedy.
     """
     path = Path(path)
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = _read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a job file, e.g. jobs/configs/scenes.yaml") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; give the path of a job file in it") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a UTF-8 text file") from None
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 text (byte {error.start}); is it a job file? If so, save it as UTF-8"
+        ) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        raise ConfigError(f"{path}: not valid YAML, {_yaml_problem(error)}") from None
+    if tree is None:
+        raise ConfigError(f"{path}: is empty; it needs at least the sections model: and train:")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections (model:, train:, ...), found {type(tree).__name__}")
+        raise ConfigError(f"{path}: expected a mapping of sections (model:, train:, ...), found {short(tree)}")
     origins: dict[str, str] = {}
     for override in overrides:
         key = _apply_override(tree, override)
@@ -220,64 +270,75 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
 
 
 def parse(tree: Mapping[str, Any], source: str = "job", origins: Mapping[str, str] | None = None) -> JobConfig:
-    """Check a tree of plain values. ``source`` names it in errors; ``origins`` maps overridden keys to their flag."""
+    """Check a tree of plain values. ``source`` names it in errors; ``origins`` maps overridden keys to their flag.
+
+    A section that is there but empty (``data:`` with every line commented out) counts as left out.
+    """
     try:
-        return JobConfig.model_validate(dict(tree))
+        return JobConfig.model_validate(_fill_empty_sections(JobConfig, tree))
     except ValidationError as error:
-        lines = [_explain(problem, source, origins or {}) for problem in error.errors()]
+        lines = [explain(problem, JobConfig, source, origins or {}) for problem in error.errors()]
         raise ConfigError("\n".join(lines)) from None
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: YAML would quietly drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} stands twice in one section; keep one of them",
+                        problem_mark=key.start_mark,
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _read_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader: plain values only
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}{problem or error}"
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> str:
     key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {override}: expected key=value, e.g. --set optim.lr=3e-4")
     key = key.strip()
+    parts = key.split(".")
+    if not separator or not all(part.strip() == part != "" for part in parts):
+        raise ConfigError(f"--set {override}: expected key=value, e.g. --set optim.lr=3e-4")
     try:
-        value = yaml.safe_load(text)
+        value = _read_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override}: the value is not valid YAML: {error}") from None
+        raise ConfigError(f"--set {override}: the value is not valid YAML, {_yaml_problem(error)}; quote it") from None
     node: dict[str, Any] = tree
-    *parents, leaf = key.split(".")
+    *parents, leaf = parts
     for depth, part in enumerate(parents):
         child = node.setdefault(part, {})
         if child is None:
             child = node[part] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {override}: {'.'.join(parents[: depth + 1])} is a value, not a section")
+            above = ".".join(parents[: depth + 1])
+            raise ConfigError(
+                f"--set {override}: {above} is a value ({short(child)}), not a section; "
+                f"set {above} itself, or a whole section first: --set '{above}={{...}}'"
+            )
         node = child
     node[leaf] = value
     return key
 
 
-def _section_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The section class that holds the last element of ``location``."""
-    section: type[BaseModel] = JobConfig
-    for part in location[:-1]:
-        field = section.model_fields.get(str(part))
-        annotation = field.annotation if field else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return None
-        section = annotation
-    return section
-
-
-def _explain(problem: Any, source: str, origins: Mapping[str, str]) -> str:
-    location = tuple(problem["loc"])
-    key = ".".join(str(part) for part in location)
-    where = next((flag for name, flag in origins.items() if key == name or key.startswith(name + ".")), source)
-    given = problem.get("input")
-    section = _section_at(location)
-    kind, message = problem["type"], problem["msg"].removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        known = list(section.model_fields) if section else []
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(sorted(known))}"
-        return f"{where}: {key}: unknown key (value {given!r}); {remedy}"
-    if kind == "missing":
-        description = section.model_fields[str(location[-1])].description if section else None
-        hint = f" ({description})" if description else ""
-        return f"{where}: {key}: missing{hint}; add it"
-    if kind == "value_error":
-        return f"{where}: {key + ': ' if key else ''}{message}"
-    return f"{where}: {key}: {given!r} is not acceptable: {message[0].lower() + message[1:]}"
+def _fill_empty_sections(section: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, Any]:
+    filled: dict[str, Any] = {}
+    for key, value in tree.items():
+        below = subsection(section, key)
+        if below and value is None:
+            value = {}
+        filled[key] = _fill_empty_sections(below, value) if below and isinstance(value, Mapping) else value
+    return filled

@@ -7,7 +7,7 @@ the checkpoint index can reason about layouts in microseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -65,6 +65,7 @@ class Layout:
 
     def rank(self, **coords: int) -> int:
         """Rank at the given coordinates; axes that are left out count as 0."""
+        self._check_axes(coords)
         rank = 0
         for axis in AXES:
             degree, position = getattr(self, axis), coords.get(axis, 0)
@@ -80,12 +81,19 @@ class Layout:
 
     def groups(self, *axes: str) -> Iterator[list[int]]:
         """Rank lists of the process groups that span ``axes`` (one list per group, ranks in order)."""
+        self._check_axes(axes)
         seen: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world):
             at = self.coords(rank)
             key = tuple(at[axis] for axis in AXES if axis not in axes)
             seen.setdefault(key, []).append(rank)
         yield from seen.values()
+
+    @staticmethod
+    def _check_axes(names: Iterable[str]) -> None:
+        unknown = [name for name in names if name not in AXES]
+        if unknown:
+            raise LayoutError(f"no such mesh axis: {', '.join(unknown)}; axes are {', '.join(AXES)}")
 
     def __str__(self) -> str:
         parts = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]

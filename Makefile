@@ -1,0 +1,86 @@
+# make setup   a virtual environment in .venv with everything pinned
+# make demo    train on four local Ray nodes, lose one, go on
+# make test    format, lint, types, tests
+# make bench   run every benchmark, render docs/benchmarks.md
+#
+# PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
+# PIP_ARGS=...     more arguments for pip install, e.g. an index that holds CPU-only wheels of torch
+# PYTEST_ARGS=...  more arguments for pytest, e.g. -m 'not cluster'
+# BENCH_ARGS=...   more arguments for every benchmark, e.g. --quick
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint format bench clean
+
+VENV := .venv
+STAMP := $(VENV)/.complete
+PYTHON ?=
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+# One thread per process, as many processes share few cores. Local clusters listen on loopback only;
+# without a pinned mode, ray.init() would switch token authentication on and write ~/.ray/auth_token.
+export OMP_NUM_THREADS ?= 1
+export RAY_AUTH_MODE ?= disabled
+export RAY_USAGE_STATS_ENABLED ?= 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@python=; found=; \
+	for name in $(or $(PYTHON),python3.11 python3 python3.12 python3.13); do \
+	    version=$$("$$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue; \
+	    found="$$found $$name is $$version;"; \
+	    if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "planaria needs Python 3.11 or newer (found:$${found:- none}). Install it, e.g. 'apt-get install python3.11 python3.11-venv', or name one: make setup PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	    echo "$$python cannot make virtual environments: its module ensurepip is missing. On Debian and Ubuntu: apt-get install python$$version-venv" >&2; \
+	    exit 1; \
+	fi; \
+	if ! $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    "$$python" -m venv --clear $(VENV); \
+	fi
+	@echo "Installing into $(VENV) (a few minutes the first time)"
+	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(VENV)/bin/planaria demo
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+test: lint
+	$(VENV)/bin/pytest $(PYTEST_ARGS)
+
+bench: setup
+	@mkdir -p build/bench
+	@shopt -s nullglob; \
+	for job in jobs/bench/[a-z]*.py; do \
+	    name=$$(basename "$$job" .py); \
+	    if [ "$$name" = render ]; then continue; fi; \
+	    echo "== $$name"; \
+	    $(VENV)/bin/python "$$job" --json "build/bench/$$name.json" $(BENCH_ARGS); \
+	done
+	$(VENV)/bin/python jobs/bench/render.py build/bench docs/benchmarks.md
+
+clean:
+	rm -rf $(VENV) build dist platform/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,213 @@
+"""Which layout for which workers: one pure function, well under 10 ms for a thousand workers."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planaria.config import LayoutConfig
+from planaria.layout import Layout
+
+
+class PlanError(ValueError):
+    """No legal layout; the message gives the numbers and the remedy."""
+
+
+@dataclass(frozen=True)
+class WorkerSlot:
+    """A worker process that could take a rank, and the node it lives on."""
+
+    id: str
+    node: str
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the planner must know of a model."""
+
+    tp_divides: Mapping[str, int] = field(default_factory=dict)
+    """Counts that the TP degree must divide (attention heads, FFN columns, ...), by the name to show in an error."""
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout and who sits where in it. ``ranks[r]`` is the id of the worker that takes rank ``r``."""
+
+    layout: Layout
+    ranks: tuple[str, ...]
+    spares: tuple[str, ...]
+    reason: str
+
+    @property
+    def tp_groups(self) -> list[tuple[str, ...]]:
+        """The workers of each tensor-parallel group, in order of their ranks."""
+        tp = self.layout.tp
+        return [self.ranks[start : start + tp] for start in range(0, len(self.ranks), tp)]
+
+
+def plan(
+    workers: Sequence[WorkerSlot],
+    constraints: LayoutConfig,
+    facts: ModelFacts,
+    global_batch: int,
+    previous: Plan | None = None,
+) -> Plan:
+    """Lay out a job over the workers that live.
+
+    **Tensor parallelism** keeps the configured degree while a single node can host one TP group, even where a
+    smaller degree could use more workers: changing the degree reshards every tensor, while dropping a replica
+    moves next to nothing, and a degree is configured because a model needs it (memory) or likes it (speed).
+    The price is idle workers on nodes whose count the degree does not divide; ``reason`` says how many and
+    what would use them. Only when no node can host a group does the degree fall, to its largest divisor that
+    fits. Having fallen, it returns to the configured degree once that uses no fewer workers than now: a single
+    large node that joins must not idle the rest. TP groups never span nodes.
+
+    **Data parallelism** takes all the rest, one replica per TP group, at most one per sample of the global
+    batch. ``dp_replicate`` is the largest divisor of the number of replicas that is not above the preferred one.
+
+    **Places.** The same workers in any order give the same plan. A node's ranks are contiguous. With
+    ``previous``, at the same TP degree, a TP group that is whole stays whole, the other survivors keep their
+    place inside their group where the group can be refilled, and groups and nodes keep their order: with
+    TP 1, survivors keep their relative order. So the least state has to move.
+
+    Args:
+        workers: all that are ready, unique by id.
+        constraints: preferred degrees.
+        facts: what limits the degrees.
+        global_batch: samples per optimizer step.
+        previous: the plan that the survivors come from, if any.
+
+    Raises:
+        PlanError: no workers, a duplicate id, no samples, or a configured TP degree that the model cannot have.
+    """
+    _check(workers, constraints, facts, global_batch)
+    before = {worker: rank for rank, worker in enumerate(previous.ranks)} if previous else {}
+    nodes = _by_node(workers, before)
+    tp = _tensor_parallel(constraints.tp, nodes, global_batch, previous)
+
+    kept = previous.tp_groups if previous and previous.layout.tp == tp else []
+    seats = {worker: (index, place) for index, group in enumerate(kept) for place, worker in enumerate(group)}
+    groups = [group for members in nodes.values() for group in _groups_of_node(members, tp, seats)]
+    replicas = min(len(groups), global_batch)
+    ranks = tuple(worker for group in groups[:replicas] for worker in group)
+    used = set(ranks)
+    spares = tuple(worker for members in nodes.values() for worker in members if worker not in used)
+
+    replicate = max(d for d in range(1, min(constraints.dp_replicate, replicas) + 1) if replicas % d == 0)
+    layout = Layout(dp_replicate=replicate, dp_shard=replicas // replicate, tp=tp)
+    return Plan(layout, ranks, spares, _reason(layout, constraints, nodes, len(groups), global_batch))
+
+
+def _check(workers: Sequence[WorkerSlot], constraints: LayoutConfig, facts: ModelFacts, global_batch: int) -> None:
+    if not workers:
+        raise PlanError("no worker is ready, so there is nothing to plan; add a node, or wait for one to return")
+    if global_batch < 1:
+        raise PlanError(f"train.global_batch={global_batch} holds no sample; give at least 1")
+    twice = [worker for worker, count in Counter(slot.id for slot in workers).items() if count > 1]
+    if twice:
+        raise PlanError(f"worker ids must be unique; given more than once: {', '.join(sorted(twice))}")
+    tp = constraints.tp
+    wrong = [f"{name}={count}" for name, count in sorted(facts.tp_divides.items()) if count % tp]
+    if wrong:
+        common = math.gcd(*facts.tp_divides.values())
+        legal = [d for d in range(1, min(common, 1024) + 1) if common % d == 0]
+        below = max(d for d in legal if d <= tp)
+        raise PlanError(
+            f"layout.tp={tp} does not divide the model's {', '.join(wrong)}; "
+            f"set layout.tp={below} (possible: {', '.join(map(str, legal))})"
+        )
+
+
+@functools.lru_cache(8192)
+def _natural(text: str) -> tuple[list[str | int], str]:
+    """Sort key that puts worker-2 before worker-10."""
+    parts: list[str | int] = [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"([0-9]+)", text))]
+    return parts, text
+
+
+def _by_node(workers: Iterable[WorkerSlot], before: Mapping[str, int]) -> dict[str, list[str]]:
+    """Worker ids of every node: survivors first, by their rank before, then the rest by name; nodes likewise."""
+    newcomer = len(before)
+    members: dict[str, list[str]] = {}
+    for slot in sorted(workers, key=lambda slot: (before.get(slot.id, newcomer), _natural(slot.id))):
+        members.setdefault(slot.node, []).append(slot.id)
+    order = sorted(members, key=lambda node: (before.get(members[node][0], newcomer), _natural(node)))
+    return {node: members[node] for node in order}
+
+
+def _tensor_parallel(preferred: int, nodes: Mapping[str, list[str]], global_batch: int, previous: Plan | None) -> int:
+    largest = max(map(len, nodes.values()))
+    possible = [d for d in range(1, min(preferred, largest) + 1) if preferred % d == 0]
+    tp = possible[-1]
+    current = previous.layout.tp if previous else tp
+    if current in possible and _usable(nodes, tp, global_batch) < _usable(nodes, current, global_batch):
+        return current
+    return tp
+
+
+def _usable(nodes: Mapping[str, list[str]], tp: int, global_batch: int) -> int:
+    """How many workers a layout of this TP degree occupies."""
+    return min(sum(len(members) // tp for members in nodes.values()), global_batch) * tp
+
+
+def _groups_of_node(members: list[str], tp: int, seats: Mapping[str, tuple[int, int]]) -> list[tuple[str, ...]]:
+    """As many TP groups as the node can host, those of the previous plan first.
+
+    ``seats`` holds group and place of every worker in the previous plan.
+    """
+    count = len(members) // tp
+    seated = [worker for worker in members if worker in seats]
+    # The most complete groups go on; Counter keeps the order of first sight, sorting is stable.
+    alive = Counter(seats[worker][0] for worker in seated)
+    going_on = sorted(sorted(alive, key=lambda group: -alive[group])[:count])
+    frames: list[list[str | None]] = [[None] * tp for _ in range(count)]
+    frame_of = dict(zip(going_on, frames, strict=False))
+    waiting: list[list[str]] = [[] for _ in range(tp)]  # survivors of groups that are given up, by place
+    for worker in seated:
+        group, place = seats[worker]
+        if group in frame_of:
+            frame_of[group][place] = worker
+        else:
+            waiting[place].append(worker)
+
+    for place, candidates in enumerate(waiting):  # the same place in another group needs no state moved
+        for frame in frames:
+            if frame[place] is None and candidates:
+                frame[place] = candidates.pop(0)
+    filler = iter([worker for worker in members if worker not in seats] + [w for place in waiting for w in place])
+    return [tuple(worker or next(filler) for worker in frame) for frame in frames]
+
+
+def _reason(
+    layout: Layout, constraints: LayoutConfig, nodes: Mapping[str, list[str]], groups: int, global_batch: int
+) -> str:
+    tp, preferred = layout.tp, constraints.tp
+    total = sum(map(len, nodes.values()))
+    parts = [f"{layout}: {layout.world} of {_count(total, 'worker')} on {_count(len(nodes), 'node')}"]
+    largest = max(map(len, nodes.values()))
+    if tp < preferred and largest < preferred:
+        parts.append(f"tp={tp} instead of {preferred}: no node has more than {_count(largest, 'worker')}")
+    elif tp < preferred:
+        usable = _usable(nodes, preferred, global_batch)
+        parts.append(f"tp={tp} kept: tp={preferred} could use only {usable} of {total} workers")
+    if layout.dp_replicate < constraints.dp_replicate:
+        parts.append(
+            f"dp_replicate={layout.dp_replicate} instead of {constraints.dp_replicate}: "
+            f"must divide {_count(layout.dp, 'replica')}"
+        )
+    if layout.dp < groups:
+        idle = (groups - layout.dp) * tp
+        parts.append(f"{_count(idle, 'spare')}: the global batch has {_count(layout.dp, 'sample')}, one per replica")
+    ragged = sum(len(members) % tp for members in nodes.values())
+    if ragged:
+        parts.append(f"{_count(ragged, 'spare')}: tp={tp} does not divide their nodes' workers; layout.tp=1 uses all")
+    return "; ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
