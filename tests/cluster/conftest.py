@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,10 +27,6 @@ def _shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
-def _temp_entries() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(("planaria", "torch_"))}
-
-
 def _listening() -> set[int]:
     pids = _processes() | {os.getpid()}
     found = set()
@@ -40,20 +36,28 @@ def _listening() -> set[int]:
     return found
 
 
+@pytest.fixture
+def temp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of the test's own; short, for Ray's sockets lie in it. ``tmp_path`` stays elsewhere."""
+    folder = Path(tempfile.mkdtemp(prefix="pl"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
     """Processes, ports, shared memory and temporary files are as many after the test as before."""
-    before = (_shared_memory(), _temp_entries())
-    listening = _listening()
-    processes = _processes()
+    shared_memory, listening, processes = _shared_memory(), _listening(), _processes()
     yield
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline and _processes() - processes:
         time.sleep(0.2)
     left = [psutil.Process(pid).cmdline() for pid in _processes() - processes]
     assert not left
-    assert _shared_memory() <= before[0]
-    assert _temp_entries() <= before[1]
+    assert _shared_memory() <= shared_memory
+    assert not list(temp_folder.iterdir())
     assert _listening() <= listening
 
 
@@ -64,10 +68,3 @@ def emoji() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real image-caption pairs at {folder.name} beside the repository")
     return folder
-
-
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -30,12 +31,14 @@ class LocalCluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._cpus = cpus
         self.nodes: list[Any] = []
-        # Short, for Ray's sockets lie in it and their paths may have 107 characters.
+        # Everything that Ray writes goes into a folder of this cluster's own, also the address by which a bare
+        # ray.init() finds "the" cluster: another one on this machine is not disturbed. The path is short, for
+        # Ray's sockets lie in it and their paths may have 107 characters.
         self._folder = tempfile.mkdtemp(prefix="planaria-")
-        self._common = {
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "temp_dir": self._folder,
-        }
+        (Path(self._folder) / "ray").mkdir()
+        self._ray_tmpdir = os.environ.get("RAY_TMPDIR")
+        os.environ["RAY_TMPDIR"] = self._folder
+        self._common = {"object_store_memory": OBJECT_STORE_BYTES}
         head = {"num_cpus": 0, "include_dashboard": dashboard, **self._common}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes):
@@ -97,6 +100,10 @@ class LocalCluster:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        if self._ray_tmpdir is None:
+            os.environ.pop("RAY_TMPDIR", None)
+        else:
+            os.environ["RAY_TMPDIR"] = self._ray_tmpdir
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LocalCluster:
