@@ -17,9 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=HELP,
 )
-checkpoints = typer.Typer(
-    help="List and verify the checkpoints of a run.", no_args_is_help=True, context_settings=HELP
-)
+checkpoints = typer.Typer(help="List and verify the checkpoints of a run.", no_args_is_help=True, context_settings=HELP)
 app.add_typer(checkpoints, name="checkpoint")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="Job file (YAML).", show_default=False)]

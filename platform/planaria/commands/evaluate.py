@@ -47,7 +47,9 @@ def evaluate(target: str, overrides: Sequence[str], step: int | None, samples: i
     with checkpoint:
         if samples is not None:
             job = job.model_copy(update={"evaluate": job.evaluate.model_copy(update={"samples": samples})})
-        console.print(Text(encodable(f"{job.name}: checkpoint of step {checkpoint.step}", console.encoding), style="bold"))
+        console.print(
+            Text(encodable(f"{job.name}: checkpoint of step {checkpoint.step}", console.encoding), style="bold")
+        )
         scores, shown = score(job, checkpoint, examples)
     console.print(f"held out: {score_text(scores)}")
     if shown:

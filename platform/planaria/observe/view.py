@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -122,6 +122,16 @@ def is_plain(console: Console) -> bool:
     return bool(console.options.ascii_only)
 
 
+def as_cell(value: str, plain: bool) -> Text:
+    """Text that is not read as markup, and that an ASCII terminal can show if ``plain``."""
+    return Text(encodable(value, "ascii") if plain else value)
+
+
+def overflow(plain: bool) -> Literal["crop", "ellipsis"]:
+    """How a cell that is too long ends: the ellipsis is not in ASCII."""
+    return "crop" if plain else "ellipsis"
+
+
 def encodable(line: str, encoding: str) -> str:
     """The line, with what ``encoding`` cannot express replaced."""
     return line.encode(encoding, "replace").decode(encoding)
@@ -165,9 +175,9 @@ def status_panel(
     ]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="ellipsis", no_wrap=True, max_width=inner - 14)
+    grid.add_column(overflow=overflow(plain), no_wrap=True, max_width=max(1, inner - 14))
     for label, value in fields:
-        grid.add_row(label, Text(value))
+        grid.add_row(label, as_cell(value, plain))
     parts: list[RenderableType] = [progress, grid]
     rows = as_text.live_rows(status)
     if rows:
@@ -175,7 +185,7 @@ def status_panel(
         if hidden > 0:
             parts.append(Text(f"({hidden} earlier generations not shown)", style="dim"))
         parts.append(generation_table(rows[-ROWS_SHOWN:], width=inner, plain=plain))
-    title = Text.assemble((name, "bold"), "  ", (state, STATE_STYLES.get(state, "cyan")))
+    title = Text.assemble((str(as_cell(name, plain)), "bold"), "  ", (state, STATE_STYLES.get(state, "cyan")))
     return Panel(
         Group(*parts),
         title=title,
@@ -210,12 +220,12 @@ def generation_table(rows: Sequence[Mapping[str, Any]], *, width: int, plain: bo
             name,
             justify="right" if right else "left",
             no_wrap=True,
-            overflow="ellipsis",
+            overflow=overflow(plain),
             max_width=(14 if narrow else max(20, width - 58)) if flexible else None,
         )
     skipped = as_text.COLUMNS.index("workers")
     for cells in as_text.generation_cells(rows, plain=plain):
-        table.add_row(*(Text(cell) for index, cell in enumerate(cells) if not (narrow and index == skipped)))
+        table.add_row(*(as_cell(cell, plain) for index, cell in enumerate(cells) if not (narrow and index == skipped)))
     return table
 
 
