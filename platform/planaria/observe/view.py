@@ -186,6 +186,7 @@ def status_panel(
             parts.append(Text(f"({hidden} earlier generations not shown)", style="dim"))
         parts.append(generation_table(rows[-ROWS_SHOWN:], width=inner, plain=plain))
     title = Text.assemble((str(as_cell(name, plain)), "bold"), "  ", (state, STATE_STYLES.get(state, "cyan")))
+    title.truncate(max(1, width - 6), overflow=overflow(plain))
     return Panel(
         Group(*parts),
         title=title,
