@@ -147,7 +147,8 @@ def test_exit_code_of_a_stop(tmp_path, why, code):
 
 
 @pytest.mark.parametrize(
-    ("text", "sizes"), [("4x2", [2] * 4), ("2,2,1", [2, 2, 1]), ("3x2,1x8", [2, 2, 2, 8]), (" 1 ", [1]), ("2*3", [3, 3])]
+    ("text", "sizes"),
+    [("4x2", [2] * 4), ("2,2,1", [2, 2, 1]), ("3x2,1x8", [2, 2, 2, 8]), (" 1 ", [1]), ("2*3", [3, 3])],
 )
 def test_parse_nodes(text, sizes):
     assert parse_nodes(text) == sizes
@@ -168,7 +169,12 @@ def job_with(**elastic: int):
 def test_outlooks_as_nodes_are_lost():
     looks = outlooks(job_with(min_workers=2), ModelFacts(), [2, 2, 1, 1])
     assert [(look.nodes, look.workers) for look in looks] == [(4, 6), (3, 5), (2, 4), (1, 2)]
-    assert [str(look.plan.layout) for look in looks if look.plan] == ["dp_shard2xtp2", "dp_shard2xtp2", "dp_shard2xtp2", "tp2"]
+    assert [str(look.plan.layout) for look in looks if look.plan] == [
+        "dp_shard2xtp2",
+        "dp_shard2xtp2",
+        "dp_shard2xtp2",
+        "tp2",
+    ]
     assert "spare" in looks[0].note
 
 
@@ -306,7 +312,9 @@ def test_status_of_a_finished_run(run_dir, cli):
 
 def test_status_of_a_run_that_was_started_again(run_dir):
     with (run_dir / "events.jsonl").open("a") as out:
-        out.write(lines(state(9.0, "running", "stopped"), {"time": 20.0, "event": "joined", "text": "worker-0 is ready"}))
+        out.write(
+            lines(state(9.0, "running", "stopped"), {"time": 20.0, "event": "joined", "text": "worker-0 is ready"})
+        )
     (run_dir / "summary.json").write_text("{}")
     waiting = read_run(run_dir, now=21.0)
     assert (waiting.state, waiting.attempts, waiting.generations) == ("waiting", 2, [])

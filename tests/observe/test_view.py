@@ -112,7 +112,14 @@ def test_bar_keeps_its_width(done, total, width):
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(None, "-"), (0.838, "0.84 s"), (12.34, "12.3 s"), (59.97, "1 min 00 s"), (245, "4 min 05 s"), (7620, "2 h 07 min")],
+    [
+        (None, "-"),
+        (0.838, "0.84 s"),
+        (12.34, "12.3 s"),
+        (59.97, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (7620, "2 h 07 min"),
+    ],
 )
 def test_duration(seconds, shown):
     assert text.duration(seconds) == shown
@@ -145,9 +152,7 @@ def test_progress_line():
 
 
 def test_score():
-    assert text.score_text(summary()["evaluation"]) == (
-        "80.0% of 256 questions answered right; chance is 20.0% (4.0x)"
-    )
+    assert text.score_text(summary()["evaluation"]) == ("80.0% of 256 questions answered right; chance is 20.0% (4.0x)")
     captions = {"samples": 10, "exact_match": 0.5, "questions": 0, "accuracy": 0.0, "chance": 0.0}
     assert text.score_text(captions) == "50.0% of 10 references reproduced in full"
     assert text.score_text(None) is None
@@ -161,9 +166,7 @@ def test_score():
 def test_panel_fits_its_terminal(width, encoding):
     generations = [row(n, cause=f"lost worker-{n}, worker-{n + 1}", recovery_s=0.5 * n) for n in range(1, 10)]
     view = status(generation=9, generations=generations, last_event="something happened " * 20)
-    panel = status_panel(
-        "job", view, [3.0, 2.0, 1.0], elapsed_s=61.0, width=width, plain=encoding == "ascii"
-    )
+    panel = status_panel("job", view, [3.0, 2.0, 1.0], elapsed_s=61.0, width=width, plain=encoding == "ascii")
     lines = drawn(panel, width, encoding).splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) < 26
@@ -172,7 +175,19 @@ def test_panel_fits_its_terminal(width, encoding):
 
 def test_panel_shows_what_matters():
     panel = drawn(status_panel("emoji", status(), [3.0, 2.0, 1.0], elapsed_s=61.0, width=100))
-    for part in ("emoji", "running", "150/400", "0.2831", "18.2k tok/s", "dp_shard4", "generation 1", "4 active", "step 100", "is durable", "1–150"):  # noqa: RUF001, E501
+    for part in (
+        "emoji",
+        "running",
+        "150/400",
+        "0.2831",
+        "18.2k tok/s",
+        "dp_shard4",
+        "generation 1",
+        "4 active",
+        "step 100",
+        "is durable",
+        "1–150",
+    ):  # noqa: RUF001, E501
         assert part in panel
 
 
@@ -281,7 +296,9 @@ def test_summary():
 
 
 def test_summary_of_a_failure():
-    failed = summary(state="failed", error="no worker left", loss=None, evaluation=None, checkpoint_step=None, generations=[])
+    failed = summary(
+        state="failed", error="no worker left", loss=None, evaluation=None, checkpoint_step=None, generations=[]
+    )
     lines = dict(summary_lines(failed))
     assert lines["outcome"] == "failed"
     assert lines["reason"] == "no worker left"

@@ -88,8 +88,8 @@ def plan(config: str, overrides: Sequence[str], nodes: str | None) -> int:
     batch = job.train.global_batch
     console.print(
         Text(
-            f"{job.name}: {facts.parameters / 1e6:.3g} M parameters, global batch {batch}, preferred tp={job.layout.tp}, "
-            f"{job.elastic.min_workers} to {job.elastic.max_workers} workers"
+            f"{job.name}: {facts.parameters / 1e6:.3g} M parameters, global batch {batch}, "
+            f"preferred tp={job.layout.tp}, {job.elastic.min_workers} to {job.elastic.max_workers} workers"
         )
     )
     table = Table(box=box.ASCII2 if is_plain(console) else box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,16 +12,16 @@ ASCII_BLOCKS = "_.-=+*#@"
 
 
 def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:
-    """``values`` as at most ``width`` blocks between their minimum and maximum; numbers that are not finite are left out.
+    """``values`` as at most ``width`` blocks between their minimum and maximum.
 
-    ``plain`` draws with ASCII characters.
+    Numbers that are not finite are left out. ``plain`` draws with ASCII characters.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
     cells = min(width, len(finite))
     edges = [len(finite) * cell // cells for cell in range(cells + 1)]
-    means = [sum(finite[lo:hi]) / (hi - lo) for lo, hi in zip(edges, edges[1:], strict=False)]
+    means = [sum(finite[lo:hi]) / (hi - lo) for lo, hi in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     blocks = ASCII_BLOCKS if plain else BLOCKS
     scale = (len(blocks) - 1) / (high - low) if high > low else 0.0

@@ -23,7 +23,7 @@ EVENT_INTERVAL_S = 1.0
 """Log lines are never closer than this."""
 ROWS_SHOWN = 6
 """Generations in the live panel; the summary shows all."""
-LOSSES_KEPT = 400
+LOSSES_KEPT = 160
 NARROW = 72
 """Below this width the table leaves out what matters least."""
 STATE_STYLES = {
@@ -174,7 +174,7 @@ def status_panel(
         ("last event", status["last_event"] or "-"),
     ]
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(style="dim", no_wrap=True, overflow="crop")
     grid.add_column(overflow=overflow(plain), no_wrap=True, max_width=max(1, inner - 14))
     for label, value in fields:
         grid.add_row(label, as_cell(value, plain))
@@ -257,7 +257,7 @@ def print_summary(console: Console, name: str, summary: Mapping[str, Any]) -> No
         console.print(generation_table(summary["generations"], width=console.width, plain=plain))
         console.print()
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(style="dim", no_wrap=True, overflow="crop")
     grid.add_column(overflow="fold")
     for label, value in summary_lines(summary):
         style = STATE_STYLES.get(value, "") if label == "outcome" else ""
