@@ -186,8 +186,8 @@ def test_panel_shows_what_matters():
         "4 active",
         "step 100",
         "is durable",
-        "1–150",
-    ):  # noqa: RUF001, E501
+        "1\u2013150",
+    ):
         assert part in panel
 
 

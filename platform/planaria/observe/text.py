@@ -85,7 +85,7 @@ def generation_cells(rows: Iterable[Mapping[str, Any]], *, plain: bool = False) 
 
     Steps are shown 1-based: ``1-150`` did the first 150 steps.
     """
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for row in rows:
         first, last = row["from_step"] + 1, row["to_step"]
         steps = "none" if last < first else f"{first}{'-' if plain else '–'}{last}"  # noqa: RUF001
@@ -93,7 +93,7 @@ def generation_cells(rows: Iterable[Mapping[str, Any]], *, plain: bool = False) 
         cells.append(
             (
                 str(row["generation"]),
-                row["layout"],
+                str(row["layout"]),
                 f"{row['workers']}{spares}",
                 cause(row["cause"]),
                 steps,
