@@ -172,9 +172,11 @@ class ElasticConfig(Section):
 
     min_workers: int = Field(1, ge=1)
     max_workers: int = Field(1, ge=1)
-    max_failures: int = Field(3, ge=0, description="failures in a row without a new step before the job stops")
+    max_failures: int = Field(
+        3, ge=-1, description="failures in a row without a new step before the job stops; -1: no limit"
+    )
     wait_s: float = Field(300.0, gt=0, description="longest wait for min_workers")
-    ping_s: float = Field(2.0, gt=0, description="a worker silent for longer counts as lost once something failed")
+    silence_s: float = Field(20.0, gt=0, description="a worker whose process says nothing for longer counts as lost")
     abort_s: float = Field(2.0, gt=0, description="a worker that takes longer to leave a broken collective is replaced")
     hang_s: float = Field(300.0, gt=0, description="longest step before the generation counts as hung")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import Checkpoint, Result, RunConfig, ScalingConfig
+from ray.train import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from planaria.config import ConfigError, JobConfig, load, parse
@@ -23,7 +23,7 @@ from planaria.engine.tensor_parallel import ShardingError, check_divides
 from planaria.models.vlm import VLMRecipe
 from planaria.planner.plan import ModelFacts
 from planaria.recipe import MetaRecipe, Recipe, ScoredRecipe
-from planaria.runtime.fleet import Scaling
+from planaria.runtime.fleet import Scaling, actor_class
 
 POLL_S = 0.25
 STOP_LIMIT_S = 120.0
@@ -90,7 +90,9 @@ class ElasticTrainer:
         try:
             Path(self.run_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"storage: {self.run_dir!r} cannot be created ({error.strerror}); choose another") from None
+            raise ConfigError(
+                f"storage: {self.run_dir!r} cannot be created ({error.strerror}); choose another"
+            ) from None
         return facts
 
     def fit(self) -> Result:
@@ -123,8 +125,8 @@ class ElasticTrainer:
 
     def _run(self, facts: ModelFacts) -> dict[str, Any]:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor_class = ray.remote(num_cpus=0, concurrency_groups={"job": 1, "talk": 2})(Controller)
-        controller: Any = actor_class.options(scheduling_strategy=here).remote(
+        controller_class = actor_class(Controller, num_cpus=0, concurrency_groups={"job": 1, "talk": 2})
+        controller = controller_class.options(scheduling_strategy=here).remote(
             self.job, self.recipe, facts, self.run_dir, self.scaling
         )
         try:
@@ -190,7 +192,8 @@ def result_of(summary: dict[str, Any]) -> Result:
 def _scaling(config: ScalingConfig | None) -> Scaling:
     if config is None:
         return Scaling()
-    resources = {name: float(amount) for name, amount in (config.resources_per_worker or {}).items()}
+    given: Any = config.resources_per_worker or {}
+    resources = {name: float(amount) for name, amount in given.items()}
     if config.use_gpu:
         resources.setdefault("GPU", 1.0)
     resources.setdefault("CPU", 1.0)
@@ -209,7 +212,8 @@ def _merged(job: JobConfig, scaling: ScalingConfig | None, run: RunConfig | None
             tree["name"] = run.name
         if run.storage_path:
             tree["storage"] = str(run.storage_path)
-        if run.failure_config is not None:
+        # Ray's default forgives nothing, which here nobody means who did not say so.
+        if run.failure_config is not None and run.failure_config != FailureConfig():
             tree["elastic"]["max_failures"] = run.failure_config.max_failures
         if run.checkpoint_config is not None and run.checkpoint_config.num_to_keep:
             tree["checkpoint"]["keep_last"] = run.checkpoint_config.num_to_keep

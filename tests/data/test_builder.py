@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import pairs, write_shard
+
 from planaria.config import ScenesConfig
 from planaria.data.builder import TRIES, BadRecord, BatchBuilder, BuiltSlice
 from planaria.data.collate import VLMCollator

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from pictures import corners, encode, noise
 from PIL import Image, ImageChops
+
 from planaria.data.images import MAX_PIXELS, decode_image, preprocess
 from planaria.recipe import BadSample
 

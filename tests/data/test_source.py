@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pictures import pairs, write_shard
+
 from planaria.config import DataConfig
 from planaria.data.errors import DataError
 from planaria.data.source import open_dataset

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pictures import encode, noise, pairs, write_shard
 from PIL import Image
+
 from planaria.data.errors import DataError
 from planaria.data.webdataset import MAX_OPEN, WebDataset
 from planaria.recipe import BadSample, Dataset

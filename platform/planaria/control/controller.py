@@ -23,6 +23,7 @@ from planaria.control import policy
 from planaria.control.events import Ended, Event, Gone, NodesSeen, Said, Started, StopAsked
 from planaria.control.generation import Generation
 from planaria.control.members import Life, Member, Members, placements
+from planaria.control.nodes import NodeTrust
 from planaria.control.status import Status, generation_row
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import ModelFacts, Plan, PlanError, plan
@@ -40,6 +41,8 @@ SETTLE_S = 10.0
 START_LIMIT_S = 180.0
 """A worker that has not come up by then is started again elsewhere."""
 TICK_S = 0.25
+HEAR_OUT_S = 1.0
+"""Longest wait for the last reports of workers that have returned."""
 
 
 class State(StrEnum):
@@ -63,9 +66,7 @@ class JobFailed(Exception):
 class Controller:
     """Body of the controller's Ray actor: :meth:`run` is the job, the other methods answer meanwhile."""
 
-    def __init__(
-        self, job: JobConfig, recipe: Recipe, facts: ModelFacts, run_dir: str, scaling: Scaling
-    ) -> None:
+    def __init__(self, job: JobConfig, recipe: Recipe, facts: ModelFacts, run_dir: str, scaling: Scaling) -> None:
         self.job, self.facts, self.run_dir = job, facts, run_dir
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.record = RunRecord(run_dir)
@@ -82,6 +83,8 @@ class Controller:
         self.vault = Vault(run_dir, keep_last=job.checkpoint.keep_last, on_problem=self._checkpoint_problem)
         self.workers, self.loaders = Members("worker"), Members("loader")
         self.capacity: dict[str, int] = {}
+        self.trust = NodeTrust()
+        self._known_nodes: set[str] = set()
         self.state = State.WAITING
         self.generations: list[Generation] = []
         self.history: list[policy.Generation] = []
@@ -114,7 +117,7 @@ class Controller:
 
     def run(self) -> dict[str, Any]:
         """The whole job; returns its summary. Never raises for a failure of the job: see ``summary["error"]``."""
-        watch = NodeWatch(self.fleet, lambda capacity: self.events.put(NodesSeen(capacity)))
+        watch = NodeWatch(self.fleet, lambda capacity: self.events.put(NodesSeen(capacity)), self.trust.suspects)
         error: str | None = None
         trace: str | None = None
         try:
@@ -145,6 +148,7 @@ class Controller:
                 return
             generation = self._launch()
             self._supervise(generation)
+            self._hear_out(generation)
             if self._conclude(generation):
                 return
 
@@ -191,7 +195,7 @@ class Controller:
         generation = Generation(number, chosen, self._cause, resume or 0, self._fault_at, step=resume or 0)
         if self.generations:
             last = self.generations[-1]
-            generation.phases |= {k: v for k, v in last.phases.items() if k in ("detect", "abort")}
+            generation.phases |= last.ending
             if generation.step < last.step:
                 self.record.event(
                     "rollback",
@@ -215,9 +219,7 @@ class Controller:
         loaders = [member.handle for member in self.loaders.of(Life.READY)]
         token = f"{self._run_id}-{number}"
         for rank, ident in enumerate(chosen.ranks):
-            rendezvous = Rendezvous(
-                number, rank, chosen.layout, self.host, self.store.port, self.job.elastic.hang_s
-            )
+            rendezvous = Rendezvous(number, rank, chosen.layout, self.host, self.store.port, self.job.elastic.hang_s)
             self._order(ident, Order(rendezvous, token, loaders, resume))
         return generation
 
@@ -245,9 +247,7 @@ class Controller:
             if generation.lost or failed:
                 self._abort(generation)
                 return
-            silent = time.monotonic() - generation.last_word_at
-            if silent > self.job.elastic.hang_s:
-                generation.lost["*"] = f"no step for {silent:.0f} s"
+            if self._hung(generation):
                 self._abort(generation)
                 return
             self._staff()
@@ -258,8 +258,29 @@ class Controller:
             elif self.state is State.RUNNING and not pause_sent and self._should_grow(generation):
                 pause_sent = True
                 self._enter(State.RESIZING)
-                self.record.event("resize", "more workers are ready: changing size at the next step", gen=generation.number)
+                self.record.event(
+                    "resize", "more workers are ready: changing size at the next step", gen=generation.number
+                )
                 self._request(generation, pause=True)
+
+    def _hung(self, generation: Generation) -> bool:
+        """Whether a member says nothing any more, or all talk but none gets ahead."""
+        limits = self.job.elastic
+        for ident in generation.pending:
+            silent = self.beacon.silence(ident)
+            if silent is not None and silent > limits.silence_s:
+                self._lose(ident, generation, f"silent for {silent:.1f} s")
+        stuck = time.monotonic() - generation.last_word_at
+        if stuck > limits.hang_s:
+            self.record.event("hang", f"no progress for {stuck:.0f} s", gen=generation.number, step=generation.step)
+            generation.lost["nobody in particular"] = f"no progress for {stuck:.0f} s"
+        return bool(generation.lost)
+
+    def _hear_out(self, generation: Generation) -> None:
+        """Reports and results come on different ways: take the last reports of those who returned."""
+        deadline = time.monotonic() + HEAR_OUT_S
+        while set(generation.outcomes) - generation.signed_off - set(generation.lost) and time.monotonic() < deadline:
+            self._hear(generation, 0.05)
 
     def _abort(self, generation: Generation) -> None:
         """End a broken generation everywhere; whoever does not return in time is ended and counted as lost."""
@@ -268,7 +289,9 @@ class Controller:
         self._enter(State.RECOVERING)
         why = next(iter(generation.lost.items()), None)
         if why is not None:
-            self.record.event("fault", f"{why[0]}: {why[1]}", gen=generation.number, member=why[0], step=generation.step)
+            self.record.event(
+                "fault", f"{why[0]}: {why[1]}", gen=generation.number, member=why[0], step=generation.step
+            )
         for ident in generation.members:
             member = self.workers.get(ident)
             if ident not in generation.lost and member is not None:
@@ -283,7 +306,7 @@ class Controller:
             # before the next one is formed.
             self.fleet.kill(member.handle)
             self._lose(ident, generation, f"did not leave generation {generation.number} in time")
-        generation.phases["abort"] = time.monotonic() - evidence
+        generation.ending["abort"] = time.monotonic() - evidence
 
     def _conclude(self, generation: Generation) -> bool:
         """Look back at a generation that ended; True if the job is over."""
@@ -299,7 +322,9 @@ class Controller:
                 return True
             if ends == {End.STOPPED}:
                 self._enter(State.STOPPED)
-                self.record.event("stopped", f"stopped before step {generation.step} ({self._stop})", step=generation.step)
+                self.record.event(
+                    "stopped", f"stopped before step {generation.step} ({self._stop})", step=generation.step
+                )
                 return True
             self._cause, self._fault_at = "resize", time.monotonic()
             return False
@@ -368,7 +393,9 @@ class Controller:
             return
         generation = self.generations[message["gen"] - 1]
         kind = message["t"]
-        if kind == "phase":
+        if kind == "end":
+            generation.signed_off.add(ident)
+        elif kind == "phase":
             generation.last_word_at = time.monotonic()
         elif kind == "ready":
             for phase, seconds in message["phases"].items():
@@ -397,7 +424,9 @@ class Controller:
             row = {k: v for k, v in message.items() if k not in ("t", "ids", "bad", "rank")}
             self.record.metrics(row | {"layout": str(generation.plan.layout)})
             if message["skipped"]:
-                self.record.event("skipped", f"step {message['step']}: gradient not finite, step skipped", step=message["step"])
+                self.record.event(
+                    "skipped", f"step {message['step']}: gradient not finite, step skipped", step=message["step"]
+                )
         gathered = generation.gather(message)
         if gathered is not None:
             ids, tokens = gathered
@@ -408,8 +437,8 @@ class Controller:
         if self.state is State.FORMING:
             self._enter(State.RUNNING)
         if generation.fault_at is not None and generation.recovery_s is not None:
-            known = sum(v for k, v in generation.phases.items() if k not in ("detect",))
-            generation.phases["first_step"] = max(0.0, generation.recovery_s - known)
+            # The rest of the time: the orders' way to the workers, the first batch, and the step itself.
+            generation.phases["first_step"] = max(0.0, generation.recovery_s - sum(generation.phases.values()))
             self.record.event(
                 "recovered",
                 f"generation {generation.number}: first step {generation.recovery_s:.2f} s after the "
@@ -447,8 +476,14 @@ class Controller:
             if time.monotonic() - member.since > START_LIMIT_S:
                 self.fleet.kill(member.handle)
                 self._lose(member.ident, None, f"did not come up within {START_LIMIT_S:.0f} s")
+        now = time.monotonic()
         carried = self.workers.per_node()
-        for node in placements(self.capacity, carried, self.job.elastic.max_workers - sum(carried.values())):
+        usable = {node: places for node, places in self.capacity.items() if self.trust.usable(node, now)}
+        # A start on a node under suspicion may hang until Ray finds the node dead; it must not take the
+        # place of one that another node could have.
+        doubtful = sum(1 for m in self.workers.of(Life.STARTING) if m.node in self.trust.suspects())
+        wanted = self.job.elastic.max_workers - sum(carried.values()) + doubtful
+        for node in placements(usable, carried, wanted):
             ident = self.workers.next_ident()
             handle = self.fleet.start_worker(ident, node)
             self.workers.add(Member(ident, node, handle))
@@ -471,6 +506,8 @@ class Controller:
         if error is None:
             members.ready(ident, pid)
             self._joined_at = time.monotonic()
+            if member.node:
+                self.trust.proved(member.node)
             self.record.event("joined", f"{ident} is ready", member=ident, node=member.node, pid=pid)
             if members is self.loaders:
                 self._loader_failures = 0
@@ -488,6 +525,9 @@ class Controller:
     def _nodes(self, capacity: dict[str, int], generation: Generation | None) -> None:
         gone = set(self.capacity) - set(capacity)
         for node in set(capacity) - set(self.capacity):
+            if node not in self._known_nodes:
+                self._known_nodes.add(node)
+                self.trust.proved(node)
             self.record.event("node_joined", f"node {node[:8]} joined with {capacity[node]} place(s)", node=node)
         for node in gone:
             self.record.event("node_left", f"node {node[:8]} left", node=node)
@@ -505,10 +545,10 @@ class Controller:
         self.fleet.kill(member.handle)
         if members is self.loaders:
             self._tell_loaders()
-        elif generation is not None and ident in generation.members and ident not in generation.outcomes:
+            return
+        self.trust.failed(member.node, time.monotonic())
+        if generation is not None and ident in generation.members and ident not in generation.outcomes:
             generation.lost[ident] = why
-            # The place of a dead process is not free before Ray has noticed; its node may be gone with it.
-            self.capacity = {node: count for node, count in self.capacity.items() if node != member.node}
 
     def _tell_loaders(self) -> None:
         """Tell the running workers which loaders live."""
@@ -551,6 +591,8 @@ class Controller:
         found = self.vault.list("shallow")
         for info in found:
             if info.intact and info.step not in self._damaged:
+                if not self.generations:
+                    self._check_same_job(info.step)
                 return info.step
             if info.step not in self._damaged:
                 self._damaged.add(info.step)
@@ -561,6 +603,20 @@ class Controller:
                 f"or start afresh under another name"
             )
         return None
+
+    def _check_same_job(self, step: int) -> None:
+        """A run directory belongs to one job: refuse to go on with another model, tell of a changed course."""
+        with self.vault.at(step) as checkpoint:
+            before = dict(checkpoint.meta.get("job") or {})
+        now = self.job.model_dump(mode="json")
+        if before.get("model") != now["model"]:
+            raise JobFailed(
+                f"{self.run_dir} holds checkpoints of another model ({before.get('model')}, not {now['model']}); "
+                f"choose another name, or remove that folder"
+            )
+        changed = [key for key in ("seed", "data", "optim", "train") if before.get(key) != now[key]]
+        note = f"; changed since: {', '.join(changed)}" if changed else ""
+        self.record.event("resumed", f"going on from the checkpoint of step {step}{note}", step=step, changed=changed)
 
     def _enter(self, state: State) -> None:
         if state is not self.state:

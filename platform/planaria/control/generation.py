@@ -27,7 +27,11 @@ class Generation:
     step: int = 0
     """Steps completed."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of the recovery before and in this generation, by phase."""
+    """Seconds from the fault before it to its first step, by phase."""
+    ending: dict[str, float] = field(default_factory=dict)
+    """Seconds of its own end, by phase, if it broke."""
+    signed_off: set[str] = field(default_factory=set)
+    """Members whose last message has arrived."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""

@@ -186,9 +186,7 @@ def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) ->
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def apply_vocabulary_parallel(
-    model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]
-) -> None:
+def apply_vocabulary_parallel(model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]) -> None:
     """Split an untied output head by vocabulary and gather its logits; left whole if tp does not divide it."""
     module = model.get_submodule(head)
     assert isinstance(module, nn.Linear)

@@ -126,7 +126,9 @@ def _from_tree(tree: dict[str, Any], vocab_size: int, image_token_id: int) -> Pr
 
 def _checked(config: PreTrainedConfig, key: str) -> PreTrainedConfig:
     if config.model_type not in SUPPORTED:
-        raise ConfigError(f"{key}: model_type {config.model_type!r} is not supported; use one of {', '.join(SUPPORTED)}")
+        raise ConfigError(
+            f"{key}: model_type {config.model_type!r} is not supported; use one of {', '.join(SUPPORTED)}"
+        )
     for part, known in (("vision_config", TOWERS), ("text_config", DECODERS)):
         kind = getattr(config, part).model_type
         if kind not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 from types import TracebackType
@@ -31,7 +32,7 @@ class LocalCluster:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes):
             self.add_node()
-        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="warning")
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.WARNING)
 
     @property
     def address(self) -> str:

@@ -93,7 +93,7 @@ class Worker:
         self._groups: Groups | None = None
         self._feed: LoaderFeed | None = None
         self._aborted_upto = 0
-        self._requests = Requests()
+        self._requests: dict[int, Requests] = {}
         self._lock = threading.Lock()
         self._beacon = Beacon(spec.beacon, spec.ident)
 
@@ -111,9 +111,10 @@ class Worker:
         with self._lock:
             if generation <= self._aborted_upto:
                 return Outcome(End.ABORTED)
-            self._groups, self._requests = groups, Requests()
+            self._groups = groups
+            requests = self._requests.setdefault(generation, Requests())
         try:
-            self._play(order, groups, outcome)
+            self._play(order, groups, outcome, requests)
         except BaseException as error:
             outcome.kind, outcome.error = type(error).__name__, _first_lines(error)
             outcome.trace = traceback.format_exc()
@@ -125,9 +126,11 @@ class Worker:
         groups.close()
         with self._lock:
             self._groups = None
+            self._requests.pop(generation, None)
+        self._beacon.send({"t": "end", "gen": generation, "rank": order.rendezvous.rank})
         return outcome
 
-    def _play(self, order: Order, groups: Groups, outcome: Outcome) -> None:
+    def _play(self, order: Order, groups: Groups, outcome: Outcome, requests: Requests) -> None:
         spec, rendezvous = self.spec, order.rendezvous
 
         def report(message: dict[str, Any]) -> None:
@@ -150,7 +153,7 @@ class Worker:
         feed = LoaderFeed(spec.job, rendezvous.layout, rendezvous.rank, order.loaders, lambda: groups.aborted)
         self._feed = feed
         try:
-            outcome.end = train(engine, feed, vault, spec.job, self._requests, report, order.token)
+            outcome.end = train(engine, feed, vault, spec.job, requests, report, order.token)
         finally:
             outcome.step = engine.step_done
 
@@ -170,10 +173,10 @@ class Worker:
 
     def request(self, generation: int, *, pause: bool = False, stop: bool = False) -> None:
         """Ask for an end of ``generation`` at the next common step boundary."""
-        with self._lock:
-            if self._groups is not None and self._groups.rendezvous.generation == generation:
-                self._requests.pause |= pause
-                self._requests.stop |= stop
+        with self._lock:  # the request may come before the generation has begun here
+            requests = self._requests.setdefault(generation, Requests())
+        requests.pause |= pause
+        requests.stop |= stop
 
 
 def bind_gloo(address: str) -> None:
