@@ -181,6 +181,7 @@ def status_panel(
     parts: list[RenderableType] = [progress, grid]
     rows = as_text.live_rows(status)
     if rows:
+        parts.append(Text())
         hidden = len(rows) - ROWS_SHOWN
         if hidden > 0:
             parts.append(Text(f"({hidden} earlier generations not shown)", style="dim"))
