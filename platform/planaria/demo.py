@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import os
 import shutil
 import signal
 import tempfile
@@ -109,6 +110,8 @@ def _run(job: JobConfig, console: Console, caught: list[int], kept: bool) -> int
         raise UsageError(f"{job.storage}/{job.name}: holds a run already; give --keep another folder")
     view = LiveView(job.name, console)
     write_line(console, f"Starting {NODES} Ray nodes on this machine")
+    # That a node is dead is what is to be shown here: Ray's own report of it would tear the panel apart. Read at import.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "has been marked dead")
     from planaria.runtime.local_cluster import LocalCluster
     from planaria.trainer import ElasticTrainer, TrainingFailed, TrainingStopped
 
@@ -172,8 +175,9 @@ def praise(summary: Mapping[str, Any]) -> str:
     faults = [row["recovery_s"] for row in summary["generations"] if row["cause"] not in ("start", "resize")]
     times = ", ".join(f"{seconds:.1f} s" for seconds in faults if seconds is not None)
     return (
-        f"One node died, and training went on after {times}. Held-out answers: {score['accuracy']:.3f} right, "
-        f"{score['accuracy'] / score['chance']:.1f} times chance ({score['chance']:.3f})."
+        f"One node died, and training went on after {times}.\n"
+        f"Held-out answers: {score['accuracy']:.3f} right, chance {score['chance']:.3f}: "
+        f"{score['accuracy'] / score['chance']:.1f} times chance."
     )
 
 
