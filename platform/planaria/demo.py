@@ -110,7 +110,7 @@ def _run(job: JobConfig, console: Console, caught: list[int], kept: bool) -> int
         raise UsageError(f"{job.storage}/{job.name}: holds a run already; give --keep another folder")
     view = LiveView(job.name, console)
     write_line(console, f"Starting {NODES} Ray nodes on this machine")
-    # That a node is dead is what is to be shown here: Ray's own report of it would tear the panel apart. Read at import.
+    # A dead node is what is to be shown here; Ray's own report of it would tear the panel. Read at import.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "has been marked dead")
     from planaria.runtime.local_cluster import LocalCluster
     from planaria.trainer import ElasticTrainer, TrainingFailed, TrainingStopped
