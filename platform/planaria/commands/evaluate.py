@@ -99,6 +99,7 @@ def locate(target: str, overrides: Sequence[str], step: int | None) -> tuple[Job
 
 def score(job: JobConfig, checkpoint: Checkpoint, examples: int) -> tuple[dict[str, Any], list[Example]]:
     """Scores over the held-out samples, and the first ``examples`` of them with greedily decoded answers."""
+    import warnings
     from dataclasses import asdict
 
     import torch
@@ -115,7 +116,9 @@ def score(job: JobConfig, checkpoint: Checkpoint, examples: int) -> tuple[dict[s
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if not job.evaluate.samples:
         raise UsageError("evaluate.samples is 0; give --samples")
-    with lone_mesh(device) as mesh:
+    with lone_mesh(device) as mesh, warnings.catch_warnings():
+        # Nobody writes into the logits here, and nothing runs backward.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         engine = NativeEngine(recipe, job, Layout(), mesh, device)
         engine.load(checkpoint)
         scores = evaluate_samples(engine, builder.eval_batch, len(held_out), job)
