@@ -90,7 +90,8 @@ class LiveView:
                     status,
                     list(self._losses),
                     elapsed_s=self._clock() - self._began,
-                    width=self.console.width,
+                    # Room for the ^C that a terminal echoes: a wrapped line would shift what is redrawn.
+                    width=self.console.width - 2,
                     plain=is_plain(self.console),
                 ),
                 refresh=True,
