@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -21,7 +21,8 @@ from planaria.recipe import Recipe
 from planaria.runtime.beacon import Beacon, BeaconAddress
 from planaria.runtime.feed import LoaderFeed
 from planaria.runtime.groups import Groups, Rendezvous
-from planaria.runtime.loop import End, Requests, train
+from planaria.runtime.loop import Requests, train
+from planaria.runtime.outcome import End, Outcome
 from planaria.state.vault import Vault
 
 
@@ -38,16 +39,6 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
-    """What a worker tells once it is ready."""
-
-    ident: str
-    node_id: str
-    pid: int
-    host: str
-
-
-@dataclass(frozen=True)
 class Order:
     """What a worker is told for one generation."""
 
@@ -57,21 +48,6 @@ class Order:
     loaders: Sequence[Any]
     resume_step: int | None
     """Checkpoint to start from; None: the initial weights."""
-
-
-@dataclass
-class Outcome:
-    """How a generation ended for one worker."""
-
-    end: End
-    step: int = 0
-    """Steps completed in the state that this worker held at the end."""
-    error: str | None = None
-    kind: str | None = None
-    """Type name of the error."""
-    trace: str | None = None
-    phases: dict[str, float] = field(default_factory=dict)
-    """Seconds: form, build, restore."""
 
 
 class Worker:
@@ -97,11 +73,9 @@ class Worker:
         self._lock = threading.Lock()
         self._beacon = Beacon(spec.beacon, spec.ident)
 
-    def ready(self) -> WorkerFacts:
-        """Answers once the process has imported everything that training needs."""
-        self.spec.recipe.build_model  # noqa: B018  resolves lazily imported recipes
-        context = ray.get_runtime_context()
-        return WorkerFacts(self.spec.ident, context.get_node_id(), os.getpid(), ray.util.get_node_ip_address())
+    def ready(self) -> int:
+        """Answers with the process id once the process has imported everything that training needs."""
+        return os.getpid()
 
     def run(self, order: Order) -> Outcome:
         """Play one generation from forming its groups to its end; never raises."""
