@@ -85,7 +85,8 @@ def train(
         typer.Option(
             "--address",
             metavar="ADDRESS",
-            help="Ray cluster to join. Default: RAY_ADDRESS, a cluster running on this machine, or a new local one.",
+            help="Ray cluster to join; local starts a new one here. "
+            "Default: RAY_ADDRESS, a cluster running on this machine, or a new local one.",
         ),
     ] = None,
 ) -> None:

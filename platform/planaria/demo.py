@@ -133,7 +133,7 @@ def _run(job: JobConfig, console: Console, caught: list[int], kept: bool) -> int
         if isinstance(trouble, TrainingStopped):
             from planaria.commands.train import stop_code
 
-            return stop_code(trainer.run_dir)
+            return stop_code(trainer.summary)
         return FAILED
     console.print()
     short = shortfalls(trainer.summary)

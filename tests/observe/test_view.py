@@ -241,8 +241,10 @@ def test_an_event_is_written_at_once_but_not_more_than_one_a_second():
     assert logged([(0, status()), (1.1, status(last_event="new"))])[1].endswith("| new")
 
 
-def test_the_final_status_is_always_written():
+def test_the_final_status_is_always_written_once():
     assert len(logged([(0, status()), (0.1, status(final=True, state="finished"))])) == 2
+    over = status(state="finished")
+    assert len(logged([(0, over), (0.1, over | {"final": True})])) == 1
 
 
 def test_plain_lines_are_whole_and_encodable():

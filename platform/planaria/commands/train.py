@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +55,7 @@ def run(job: JobConfig, console: Console, address: str | None = None, package: s
         if trace := trainer.summary.get("trace"):
             complain(f"the error came from\n{trace}")
         return FAILED
-    return stop_code(trainer.run_dir)
+    return stop_code(trainer.summary)
 
 
 def connect(address: str | None, package: str | None) -> Any:
@@ -74,12 +73,9 @@ def connect(address: str | None, package: str | None) -> Any:
     return ray.shutdown
 
 
-def stop_code(run_dir: str) -> int:
-    """130 for a run that Ctrl-C ended, 143 for SIGTERM, by the run's own record."""
-    from planaria.observe.record import read_lines
-
-    stops = [row for row in read_lines(Path(run_dir) / "events.jsonl") if row.get("event") == "stopped"]
-    return TERMINATED if stops and "SIGTERM" in json.dumps(stops[-1]) else INTERRUPTED
+def stop_code(summary: Mapping[str, Any]) -> int:
+    """130 for a run that Ctrl-C ended, 143 for SIGTERM."""
+    return TERMINATED if summary.get("stopped_by") == "SIGTERM" else INTERRUPTED
 
 
 def absolute_paths(job: JobConfig) -> JobConfig:

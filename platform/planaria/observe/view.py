@@ -56,6 +56,7 @@ class LiveView:
         self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._seen_step = 0
         self._printed_at = -1e9
+        self._printed_step = -1
         self._printed_event = ""
         self._printed_state = ""
         self._began = clock()
@@ -102,12 +103,13 @@ class LiveView:
     def _log(self, status: Mapping[str, Any]) -> None:
         since = self._clock() - self._printed_at
         news = status["last_event"] != self._printed_event or status["state"] != self._printed_state
-        if not (status.get("final") or since >= self._interval or (news and since >= EVENT_INTERVAL_S)):
+        last_word = status.get("final") and (news or status["step"] != self._printed_step)
+        if not (last_word or since >= self._interval or (news and since >= EVENT_INTERVAL_S)):
             return
         line = f"{time.strftime('%H:%M:%S')}  {status['state']:<10}  {as_text.progress_line(status)}"
         if status["last_event"] and status["last_event"] != self._printed_event:
             line += f"  | {status['last_event']}"
-        self._printed_at = self._clock()
+        self._printed_at, self._printed_step = self._clock(), status["step"]
         self._printed_event, self._printed_state = status["last_event"], status["state"]
         write_line(self.console, line)
 
