@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from planaria.commands.failures import FAILED, INTERRUPTED, TERMINATED, complain
-from planaria.commands.train import absolute_paths
+from planaria.commands.train import absolute_paths, stop_code
 from planaria.config import JobConfig, load
 
 if TYPE_CHECKING:
@@ -82,14 +82,13 @@ def run_demo(keep: str | None = None, steps: int | None = None) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    storage = tempfile.mkdtemp(prefix="planaria-demo-") if keep is None else keep
-    try:
-        job = demo_job(storage, steps)
-        with deferred_signals() as caught:
-            return _run(job, console, caught, kept=keep is not None)
-    finally:
-        if keep is None:
-            shutil.rmtree(storage, ignore_errors=True)
+    with deferred_signals() as caught:
+        storage = tempfile.mkdtemp(prefix="planaria-demo-") if keep is None else keep
+        try:
+            return _run(demo_job(storage, steps), console, caught, kept=keep is not None)
+        finally:
+            if keep is None:
+                shutil.rmtree(storage, ignore_errors=True)
 
 
 def demo_job(storage: str, steps: int | None) -> JobConfig:
@@ -129,11 +128,10 @@ def _run(job: JobConfig, console: Console, caught: list[int], kept: bool) -> int
     if trainer.summary:
         print_summary(console, job.name, trainer.summary)
     if trouble is not None:
-        complain(str(trouble) if kept else str(trouble).partition(";")[0])
         if isinstance(trouble, TrainingStopped):
-            from planaria.commands.train import stop_code
-
+            complain(str(trouble).partition(";")[0])  # what goes on from the checkpoint would not be the demo
             return stop_code(trainer.summary)
+        complain(str(trouble))
         return FAILED
     console.print()
     short = shortfalls(trainer.summary)
