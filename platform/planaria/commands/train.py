@@ -82,7 +82,7 @@ def absolute_paths(job: JobConfig) -> JobConfig:
     """The job with paths that mean the same in every process, whatever its working directory."""
     tree = job.model_dump(mode="json")
     for section, key in (("data", "path"), ("data", "val_path"), ("data", "tokenizer"), ("model", "path")):
-        value = tree[section][key]
+        value = (tree[section] or {}).get(key)
         if value is not None and not (key == "tokenizer" and value == "bytes"):
             tree[section][key] = str(Path(value).expanduser().absolute())
     tree["storage"] = str(Path(tree["storage"]).expanduser().absolute())
