@@ -6,6 +6,7 @@ Every problem becomes a :class:`ConfigError` that names file, key, given value a
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from planaria.config_errors import explain, short, subsection
+from planaria.config_variables import expand_tree, origin_of
 
 
 class ConfigError(ValueError):
@@ -238,6 +240,8 @@ class JobConfig(Section):
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     """Read and check a job file.
 
+    Text values may hold ``${NAME}`` and ``${NAME:-default}``, taken from the environment of this process.
+
     Args:
         path: YAML file.
         overrides: ``dotted.key=value`` pairs; the value is read as YAML, a later pair wins.
@@ -268,6 +272,13 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     for override in overrides:
         key = _apply_override(tree, override)
         origins[key] = f"--set {override}"
+    tree, unresolved = expand_tree(tree, os.environ)
+    if unresolved:
+        lines = [
+            f"{next(origin_of(key, origins), path)}: {key}: {short(value)} is not acceptable; {problem}"
+            for key, value, problem in unresolved
+        ]
+        raise ConfigError("\n".join(lines))
     return parse(tree, str(path), origins)
 
 
