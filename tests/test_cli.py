@@ -17,8 +17,9 @@ from planaria.cli import app
 from planaria.commands.failures import guarded
 from planaria.commands.plan import default_nodes, outlooks, parse_nodes
 from planaria.commands.status import read_run, verdict
-from planaria.commands.train import absolute_paths, stop_code
+from planaria.commands.train import stop_code
 from planaria.config import load, parse
+from planaria.paths import absolute_paths
 from planaria.planner.plan import ModelFacts
 from planaria.state.boxes import Box, shard_rows
 from planaria.state.vault import Vault

@@ -140,18 +140,19 @@ def plan(
 def status(
     run_dir: RunDir,
     events: Annotated[int, typer.Option("--events", "-n", min=0, help="How many of the last events to show.")] = 8,
+    picture: Annotated[str | None, typer.Option(help="Also draw the run to this SVG file.")] = None,
 ) -> None:
     """Show how a run stands: running, finished, stopped, failed or crashed.
 
     Reads the files of the run directory only, so it works from any machine that sees them.
 
-    Example: planaria status runs/scenes
+    Example: planaria status runs/scenes --picture run.svg
     """
 
     def action() -> int:
         from planaria.commands.status import status
 
-        return status(run_dir, events)
+        return status(run_dir, events, picture)
 
     _finish(action)
 

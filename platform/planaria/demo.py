@@ -14,8 +14,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from planaria.commands.failures import FAILED, INTERRUPTED, TERMINATED, complain
-from planaria.commands.train import absolute_paths, stop_code
+from planaria.commands.train import stop_code
 from planaria.config import JobConfig, load
+from planaria.paths import absolute_paths
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,11 +18,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from planaria.config import ConfigError, JobConfig, load, parse
 from planaria.control.controller import Controller
 from planaria.data.errors import DataError
-from planaria.engine.initial import build
-from planaria.engine.tensor_parallel import ShardingError, check_divides
+from planaria.engine.facts import model_facts
 from planaria.models.vlm import VLMRecipe
+from planaria.paths import absolute_paths
 from planaria.planner.plan import ModelFacts
-from planaria.recipe import MetaRecipe, Recipe, ScoredRecipe
+from planaria.recipe import Recipe, ScoredRecipe
 from planaria.runtime.fleet import Scaling, actor_class
 
 POLL_S = 0.25
@@ -71,9 +71,9 @@ class ElasticTrainer:
         elif isinstance(job, dict):
             job = parse(job)
         self.scaling = _scaling(scaling_config)
-        self.job = _merged(job, scaling_config, run_config)
+        self.job = absolute_paths(_merged(job, scaling_config, run_config))
         self.recipe: Recipe = recipe if recipe is not None else VLMRecipe(self.job)
-        self.run_dir = str(Path(self.job.storage).expanduser().resolve() / self.job.name)
+        self.run_dir = str(Path(self.job.storage) / self.job.name)
         self._watch = watch
         self.summary: dict[str, Any] = {}
 
@@ -161,24 +161,6 @@ class ElasticTrainer:
                 self._watch(ray.get(status, timeout=5) | {"final": final})
 
 
-def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
-    """What the planner must know of the model; checks the configured tensor-parallel degree on the way."""
-    if isinstance(recipe, MetaRecipe):
-        model = build(recipe, job)
-        rules = recipe.sharding(model)
-        parameters = sum(p.numel() for p in model.parameters())
-    else:
-        model = build(recipe, job)
-        rules, parameters = recipe.sharding(model), sum(p.numel() for p in model.parameters())
-    try:
-        check_divides(rules, job.layout.tp)
-    except ShardingError as error:
-        raise ConfigError(f"layout.tp: {error}") from None
-    if job.layout.tp > 1 and not rules.colwise:
-        raise ConfigError(f"layout.tp: {job.layout.tp}, but the recipe has no tensor-parallel rules; set layout.tp=1")
-    return ModelFacts(tp_divides=dict(rules.heads), parameters=parameters)
-
-
 def result_of(summary: dict[str, Any]) -> Result:
     """A ``ray.train.Result`` for a job's summary."""
     run_dir = Path(summary["run_dir"])
@@ -238,4 +220,4 @@ def _signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-__all__ = ["ConfigError", "DataError", "ElasticTrainer", "TrainingFailed", "TrainingStopped", "model_facts"]
+__all__ = ["ConfigError", "DataError", "ElasticTrainer", "TrainingFailed", "TrainingStopped"]

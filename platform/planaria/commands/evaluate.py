@@ -72,7 +72,7 @@ def locate(target: str, overrides: Sequence[str], step: int | None) -> tuple[Job
         overrides: ``key=value`` pairs; only with a job file.
         step: which checkpoint; None: the newest intact one.
     """
-    from planaria.commands.train import absolute_paths
+    from planaria.paths import absolute_paths
     from planaria.state.vault import Vault
 
     job = None

@@ -14,6 +14,7 @@ from planaria.observe.record import read_lines
 
 QUIET_S = 60.0
 """A run that is not over and has written nothing for this long may have crashed."""
+SUMMARY_KEYS = {"state", "steps", "loss", "seconds", "generations", "checkpoint_step", "bad_samples", "run_dir"}
 ENDED = ("finished", "stopped", "failed")
 
 
@@ -76,9 +77,11 @@ def read_run(run_dir: str | Path, now: float | None = None) -> RunState:
     if latest:
         run.step, run.loss = latest[-1]["step"] + 1, latest[-1].get("loss")
         run.losses = [row["loss"] for row in latest if isinstance(row.get("loss"), float)]
+    job = _object(folder / "job.json") or {}
+    run.total_steps = job.get("train", {}).get("steps")
     over = run.state in ENDED
-    summary = _summary(folder / "summary.json")
-    if over and summary is not None:
+    summary = _object(folder / "summary.json")
+    if over and summary is not None and summary.keys() >= SUMMARY_KEYS:
         run.summary = summary
         run.step = max(run.step, int(summary.get("steps", 0)))
     if not over:
@@ -94,8 +97,20 @@ def verdict(run: RunState) -> str:
     return run.state
 
 
-def status(run_dir: str, last: int) -> int:
-    """Print the state of a run, its generations and its ``last`` events."""
+def draw(run_dir: str, target: str) -> None:
+    """Write a picture of the run (SVG): loss over steps, generations, faults."""
+    from planaria.observe.picture import run_svg
+
+    folder = Path(run_dir)
+    picture = run_svg(_rows(folder / "metrics.jsonl"), _rows(folder / "events.jsonl"), folder.name)
+    try:
+        Path(target).write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--picture {target}: cannot be written ({error.strerror})") from None
+
+
+def status(run_dir: str, last: int, picture: str | None = None) -> int:
+    """Print the state of a run, its generations and its ``last`` events; draw it to ``picture`` if given."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -104,6 +119,8 @@ def status(run_dir: str, last: int) -> int:
     from planaria.observe.view import encodable, generation_table, is_plain, summary_lines
 
     run = read_run(run_dir)
+    if picture is not None:
+        draw(run_dir, picture)
     console = Console(highlight=False)
     plain = is_plain(console)
     fields: list[tuple[str, str]] = [("state", verdict(run))]
@@ -112,7 +129,8 @@ def status(run_dir: str, last: int) -> int:
     if run.summary is not None:
         fields += [(label, value) for label, value in summary_lines(run.summary) if label != "outcome"]
     else:
-        fields.append(("step", str(run.step)))
+        of = f" of {run.total_steps}" if run.total_steps else ""
+        fields.append(("step", f"{run.step}{of}"))
         fields.append(("loss", as_text.number(run.loss)))
         fields.append(("checkpoint", "none" if run.checkpoint_step is None else f"step {run.checkpoint_step}"))
         if run.bad_samples:
@@ -169,13 +187,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"{path}: cannot be read: {error}") from None
 
 
-def _summary(path: Path) -> dict[str, Any] | None:
+def _object(path: Path) -> dict[str, Any] | None:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    needed = {"state", "steps", "loss", "seconds", "generations", "checkpoint_step", "bad_samples", "run_dir"}
-    return tree if isinstance(tree, dict) and needed <= tree.keys() else None
+    return tree if isinstance(tree, dict) else None
 
 
 def _age(seconds: float) -> str:

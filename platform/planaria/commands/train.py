@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planaria.commands.failures import FAILED, INTERRUPTED, TERMINATED, UsageError, complain
@@ -25,7 +24,7 @@ def train(config: str, overrides: Sequence[str], address: str | None, package: s
     """
     from rich.console import Console
 
-    return run(absolute_paths(load(config, overrides)), Console(highlight=False), address, package)
+    return run(load(config, overrides), Console(highlight=False), address, package)
 
 
 def run(job: JobConfig, console: Console, address: str | None = None, package: str | None = None) -> int:
@@ -76,14 +75,3 @@ def connect(address: str | None, package: str | None) -> Any:
 def stop_code(summary: Mapping[str, Any]) -> int:
     """130 for a run that Ctrl-C ended, 143 for SIGTERM."""
     return TERMINATED if summary.get("stopped_by") == "SIGTERM" else INTERRUPTED
-
-
-def absolute_paths(job: JobConfig) -> JobConfig:
-    """The job with paths that mean the same in every process, whatever its working directory."""
-    tree = job.model_dump(mode="json")
-    for section, key in (("data", "path"), ("data", "val_path"), ("data", "tokenizer"), ("model", "path")):
-        value = (tree[section] or {}).get(key)
-        if value is not None and not (key == "tokenizer" and value == "bytes"):
-            tree[section][key] = str(Path(value).expanduser().absolute())
-    tree["storage"] = str(Path(tree["storage"]).expanduser().absolute())
-    return JobConfig.model_validate(tree)

@@ -66,6 +66,7 @@ class Controller:
         self.job, self.facts, self.run_dir = job, facts, run_dir
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.record = RunRecord(run_dir)
+        self.record.job(job.model_dump(mode="json"))
         self.host = ray.util.get_node_ip_address()
         self.beacon = BeaconServer(
             self.host,

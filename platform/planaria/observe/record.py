@@ -29,6 +29,11 @@ class RunRecord:
         self._unwritten: dict[str, bytes] = {}
         self.last_event = ""
 
+    def job(self, tree: Mapping[str, Any]) -> None:
+        """Write ``job.json``: the whole job description, defaults included."""
+        with contextlib.suppress(OSError):
+            (self.path / "job.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
     def event(self, kind: str, text: str, **fields: Any) -> None:
         """Record that ``kind`` happened; ``text`` is the sentence a person reads."""
         self.last_event = text
