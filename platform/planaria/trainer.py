@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig
+from ray.train import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, TrainingFailedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from planaria.config import ConfigError, JobConfig, load, parse
@@ -32,7 +32,7 @@ STOP_LIMIT_S = 120.0
 Watcher = Callable[[dict[str, Any]], None]
 
 
-class TrainingFailed(RuntimeError):
+class TrainingFailed(TrainingFailedError):
     """The job ended without finishing; the message is the controller's diagnosis."""
 
 
