@@ -22,9 +22,9 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, dim=dim)
+    stacked = x.new_empty(group.size() * x.shape[0], *x.shape[1:])
+    dist.all_gather_into_tensor(stacked, x.contiguous(), group=group)
+    return stacked if dim == 0 else torch.cat(stacked.chunk(group.size()), dim=dim)
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -105,7 +105,16 @@ def scatter_partial_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def split_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[B, L, H] replicated -> own [B, L/T, H]; backward all-gathers: entry of a stack of units."""
+    """[B, L, H] replicated -> own [B, L/T, H]; backward all-gathers: entry of a stack of units.
+
+    Raises:
+        ValueError: T does not divide L; on all ranks of the group alike, since they hold the same rows.
+    """
+    if x.shape[1] % group.size():
+        raise ValueError(
+            f"sequence parallelism: tp={group.size()} does not divide the sequence length {x.shape[1]}; pad the "
+            "sequences in collate() to a multiple of layout.tp, or set layout.sequence_parallel=false"
+        )
     return _Scatter.apply(x, 1, group, False)  # type: ignore[no-any-return]
 
 
