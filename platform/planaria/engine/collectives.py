@@ -23,16 +23,16 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     stacked = x.new_empty(group.size() * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(stacked, x.contiguous(), group=group)
+    dist.all_gather_single(stacked, x.contiguous(), group=group)
     return stacked if dim == 0 else torch.cat(stacked.chunk(group.size()), dim=dim)
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    # Laying the parts out along dim 0 lets one reduce_scatter_tensor serve every dim.
+    # Laying the parts out along dim 0 lets one reduce_scatter serve every dim.
     parts = x.chunk(group.size(), dim=dim)
     stacked = torch.cat(parts, dim=0)
     out = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    dist.reduce_scatter_tensor(out, stacked, group=group)
+    dist.reduce_scatter_single(out, stacked, group=group)
     return out
 
 
