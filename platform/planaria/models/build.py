@@ -38,8 +38,15 @@ def hf_config(model: ModelConfig, *, vocab_size: int, image_token_id: int) -> Pr
 
 
 def build_model(config: PreTrainedConfig, freeze: tuple[str, ...]) -> nn.Module:
-    """The model, on the current default device; parts that cannot or shall not train are frozen."""
-    network = SUPPORTED[config.model_type](config)
+    """The model, on the current default device; parts that cannot or shall not train are frozen.
+
+    Raises:
+        ConfigError: sizes that do not go together.
+    """
+    try:
+        network = SUPPORTED[config.model_type](config)
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
+        raise ConfigError(f"model.config: transformers cannot build it: {error}") from error
     network.config._attn_implementation = "sdpa"
     freeze_unused_tail(network)
     parts = {
@@ -136,4 +143,10 @@ def _checked(config: PreTrainedConfig, key: str) -> PreTrainedConfig:
         raise ConfigError(
             f"{key}.vision_config.image_size: {vision.image_size} is not a multiple of patch_size {vision.patch_size}"
         )
+    layer, count = config.vision_feature_layer, vision.num_hidden_layers
+    for index in layer if isinstance(layer, list) else [layer]:
+        if not -count - 1 <= index <= count:  # entry 0 is the embedding, entry i the output of layer i-1
+            raise ConfigError(
+                f"{key}.vision_feature_layer: {index} is outside {-count - 1}..{count}, for a tower of {count} layers"
+            )
     return config
