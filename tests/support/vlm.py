@@ -14,8 +14,6 @@ from planaria.data.builder import BatchBuilder
 from planaria.data.plan import micro_batch_plan
 from planaria.engine.initial import DTYPES, first_state
 from planaria.engine.native import NativeEngine
-from planaria.layout import Layout
-from planaria.models.vlm import VLMRecipe
 from planaria.recipe import MicroBatch, Recipe
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box, uncovered

@@ -20,7 +20,6 @@ from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, Score
 from planaria.state.boxes import Box
 from planaria.state.writer import Piece
 
-
 UPDATES = "optim/updates"
 """Name of the scalar that counts the optimizer's updates."""
 

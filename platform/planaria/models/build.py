@@ -38,15 +38,8 @@ def hf_config(model: ModelConfig, *, vocab_size: int, image_token_id: int) -> Pr
 
 
 def build_model(config: PreTrainedConfig, freeze: tuple[str, ...]) -> nn.Module:
-    """The model, on the current default device; parts that cannot or shall not train are frozen.
-
-    Raises:
-        ConfigError: sizes that do not go together.
-    """
-    try:
-        network = SUPPORTED[config.model_type](config)
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
-        raise ConfigError(f"model.config: transformers cannot build it: {error}") from error
+    """The model, on the current default device; parts that cannot or shall not train are frozen."""
+    network = SUPPORTED[config.model_type](config)
     network.config._attn_implementation = "sdpa"
     freeze_unused_tail(network)
     parts = {
