@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from tests.support.ranks import RankPool
 
 
 @pytest.fixture(scope="package")
 def pool() -> Iterator[RankPool]:
-    with RankPool(6) as ranks:
+    with RankPool(8) as ranks:  # dp 4 x tp 2
         yield ranks

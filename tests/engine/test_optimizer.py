@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.ranks import RankPool
-from tests.support.toy import ToyRecipe
-from tests.support.vlm import engine_of, step, vlm_job
 from torch import Tensor, nn
 
 from planaria.config import JobConfig, OptimConfig, parse
@@ -22,11 +19,20 @@ from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box
 from planaria.state.writer import Piece
+from tests.support.ranks import RankPool
+from tests.support.toy import ToyRecipe
+from tests.support.vlm import engine_of, step, vlm_job
 
 
 def _shards() -> list[Shard]:
     torch.manual_seed(0)
-    shapes = {"tower.weight": (4, 3), "tower.bias": (4,), "head.weight": (2, 4), "head.bias": (2,), "frozen.weight": (3, 3)}
+    shapes = {
+        "tower.weight": (4, 3),
+        "tower.bias": (4,),
+        "head.weight": (2, 4),
+        "head.bias": (2,),
+        "frozen.weight": (3, 3),
+    }
     return [
         Shard(
             name,

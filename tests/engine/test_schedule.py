@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -22,7 +23,7 @@ def test_the_factor_rises_to_one_and_falls_to_the_floor(kind: str, total: int, w
     rising, falling = factors[:warmup], factors[warmup:]
     assert rising == [(step + 1) / warmup for step in range(warmup)]
     assert falling[0] == pytest.approx(1)
-    assert all(before >= after - 1e-12 for before, after in zip(falling, falling[1:], strict=False))
+    assert all(before >= after - 1e-12 for before, after in itertools.pairwise(falling))
     end = 1 if kind == "constant" or len(falling) == 1 else floor
     assert falling[-1] == pytest.approx(end)
     assert lr_factor(total + 10, total, schedule) == pytest.approx(1 if kind == "constant" else floor)

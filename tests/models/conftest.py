@@ -1,1 +1,15 @@
-from tests.engine.conftest import pool as pool
+"""One pool of ranks for all tests of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.ranks import RankPool
+
+
+@pytest.fixture(scope="package")
+def pool() -> Iterator[RankPool]:
+    with RankPool(4) as ranks:
+        yield ranks

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.vlm import vlm_job
 from transformers import ByT5Tokenizer, CLIPVisionConfig
 
 from planaria.config import ConfigError, parse
@@ -17,6 +16,7 @@ from planaria.data.sample import Sample
 from planaria.models import build
 from planaria.models.presets import PRESETS
 from planaria.models.vlm import VLMRecipe
+from tests.support.vlm import vlm_job
 
 
 def _tree(preset: str = "llava-tiny", **changes: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _recipe(tree: dict[str, Any], **overrides: Any) -> VLMRecipe:
             _tree(vision_config__model_type="vit"),
             "model.config.vision_config.model_type: 'vit' is not supported; use one of clip_vision_model",
         ),
-        (_tree(text_config__model_type="gpt2"), "model.config.text_config.model_type: 'gpt2' is not supported; use one"),
+        (_tree(text_config__model_type="gpt2"), "model.config.text_config.model_type: 'gpt2' is not supported; use"),
         (_tree(text_config__model_type="nope"), "model.config: transformers refuses it: "),
         (
             _tree(vision_config__image_size=30),
@@ -71,7 +71,7 @@ def test_an_unknown_preset_names_the_known_ones() -> None:
 
 
 def test_a_job_without_a_model_section_needs_a_recipe() -> None:
-    with pytest.raises(ConfigError, match="model: missing; add it .* or give the trainer a recipe of your own"):
+    with pytest.raises(ConfigError, match=r"model: missing; add it .* or give the trainer a recipe of your own"):
         VLMRecipe(parse({"train": {"steps": 1, "global_batch": 1}}))
 
 

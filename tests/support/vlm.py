@@ -164,7 +164,9 @@ class Reference:
         return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum)
 
 
-def relative_errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], floor: float = 1e-12) -> dict[str, float]:
+def relative_errors(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], floor: float = 1e-12
+) -> dict[str, float]:
     """Largest difference of each tensor over its largest value; where that is under ``floor``, an absolute one
     is measured against ``floor`` (gradients that are mathematically zero)."""
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
@@ -174,5 +176,3 @@ def relative_errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor],
         difference = (found[name] - reference).abs().max().item()
         errors[name] = difference / size if size > floor else (0.0 if difference < floor else math.inf)
     return errors
-
-

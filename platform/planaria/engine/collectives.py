@@ -115,14 +115,14 @@ def split_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
             f"sequence parallelism: tp={group.size()} does not divide the sequence length {x.shape[1]}; pad the "
             "sequences in collate() to a multiple of layout.tp, or set layout.sequence_parallel=false"
         )
-    return _Scatter.apply(x, 1, group, False)  # type: ignore[no-any-return]
+    return _Scatter.apply(x, 1, group, False)
 
 
 def join_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[B, L/T, H] -> [B, L, H] replicated; backward keeps the own slice: exit of a stack of units."""
-    return _Gather.apply(x, 1, group, False)  # type: ignore[no-any-return]
+    return _Gather.apply(x, 1, group, False)
 
 
 def gather_features(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[..., V/T] -> [..., V]; backward keeps the own slice: a column-split output head."""
-    return _Gather.apply(x, x.dim() - 1, group, False)  # type: ignore[no-any-return]
+    return _Gather.apply(x, x.dim() - 1, group, False)

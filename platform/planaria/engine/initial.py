@@ -73,9 +73,7 @@ class InitialState:
         return self._unit[1][name]
 
 
-def materialise(
-    recipe: MetaRecipe, job: JobConfig, model: nn.Module, name: str, without: Sequence[str]
-) -> nn.Module:
+def materialise(recipe: MetaRecipe, job: JobConfig, model: nn.Module, name: str, without: Sequence[str]) -> nn.Module:
     """An initialised CPU copy of ``model``'s submodule ``name``, its submodules ``without`` left out.
 
     Raises:
@@ -93,9 +91,7 @@ def materialise(
     module.to_empty(device="cpu")
     retie(module, ties)
     floats = {
-        key: value
-        for key, value in (*module.named_parameters(), *module.named_buffers())
-        if value.is_floating_point()
+        key: value for key, value in (*module.named_parameters(), *module.named_buffers()) if value.is_floating_point()
     }
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for value in floats.values():

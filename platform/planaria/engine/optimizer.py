@@ -88,7 +88,7 @@ class ShardedOptimizer:
             if self.config.name == "adamw":
                 held["step"] = torch.tensor(float(updates))
             if held:
-                self.torch.state[view] = held  # type: ignore[assignment]
+                self.torch.state[view] = held
 
     def _keys(self) -> tuple[str, ...]:
         if self.config.name == "sgd" and not self.config.momentum:

@@ -9,7 +9,7 @@ Parameters stay plain tensors; :class:`TPCut` records how each local tensor sits
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -127,7 +127,7 @@ def _cut_unit(
             _shrink(module, "weight", 1, group, full, cuts)
             module.in_features //= group.size()
             row = _as_row_linear(module, group, sequence)
-            cast(nn.Module, unit.get_submodule(parent) if parent else unit).register_module(leaf, row)
+            unit.get_submodule(parent).register_module(leaf, row)
             if module.bias is not None:
                 cuts[f"{full}.bias"] = TPCut(partial=sequence)
         else:
@@ -196,16 +196,15 @@ def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) ->
             return (collective(args[0], group), *args[1:]), kwargs
         if SEQUENCE_ARGUMENT not in kwargs:
             raise ShardingError(
-                f"{type(module).__name__} is called without its hidden states; pass them first or as {SEQUENCE_ARGUMENT}="
+                f"{type(module).__name__} is called without its hidden states; pass them first or as "
+                f"{SEQUENCE_ARGUMENT}="
             )
         return args, kwargs | {SEQUENCE_ARGUMENT: collective(kwargs[SEQUENCE_ARGUMENT], group)}
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def apply_vocabulary_parallel(
-    model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]
-) -> None:
+def apply_vocabulary_parallel(model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]) -> None:
     """Split an untied output head by vocabulary and gather its logits; left whole if tp does not divide it."""
     module = model.get_submodule(head)
     assert isinstance(module, nn.Linear)

@@ -39,7 +39,7 @@ def hf_config(model: ModelConfig, *, vocab_size: int, image_token_id: int) -> Pr
 
 def build_model(config: PreTrainedConfig, freeze: tuple[str, ...]) -> nn.Module:
     """The model, on the current default device; parts that cannot or shall not train are frozen."""
-    network = SUPPORTED[config.model_type](config)
+    network: Any = SUPPORTED[config.model_type](config)
     network.config._attn_implementation = "sdpa"
     freeze_unused_tail(network)
     parts = {
@@ -107,7 +107,7 @@ def _from_tree(tree: dict[str, Any], vocab_size: int, image_token_id: int) -> Pr
         raise ConfigError(
             f"model.config.model_type: {tree.get('model_type')!r} is not supported; use one of {', '.join(SUPPORTED)}"
         )
-    text = {"vocab_size": vocab_size, "pad_token_id": None} | dict(tree.get("text_config") or {})
+    text: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": None} | dict(tree.get("text_config") or {})
     vision = dict(tree.get("vision_config") or {})
     rest = {k: v for k, v in tree.items() if k not in ("model_type", "text_config", "vision_config")}
     try:
@@ -126,7 +126,9 @@ def _from_tree(tree: dict[str, Any], vocab_size: int, image_token_id: int) -> Pr
 
 def _checked(config: PreTrainedConfig, key: str) -> PreTrainedConfig:
     if config.model_type not in SUPPORTED:
-        raise ConfigError(f"{key}: model_type {config.model_type!r} is not supported; use one of {', '.join(SUPPORTED)}")
+        raise ConfigError(
+            f"{key}: model_type {config.model_type!r} is not supported; use one of {', '.join(SUPPORTED)}"
+        )
     for part, known in (("vision_config", TOWERS), ("text_config", DECODERS)):
         kind = getattr(config, part).model_type
         if kind not in known:

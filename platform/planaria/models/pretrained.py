@@ -135,6 +135,7 @@ def _ignored(model: PreTrainedModel, name: str) -> bool:
     """Whether a part of the model says that a tensor of this name in a file means nothing."""
     for prefix, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and name.startswith(f"{prefix}." if prefix else ""):
-            if any(re.search(pattern, name) for pattern in part._keys_to_ignore_on_load_unexpected or ()):
+            patterns = part._keys_to_ignore_on_load_unexpected or ()
+            if any(re.search(pattern, name) for pattern in patterns):
                 return True
     return False

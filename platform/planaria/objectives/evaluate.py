@@ -30,9 +30,7 @@ class Scores:
     """Expected accuracy of a guess among the answers that each question admits."""
 
 
-def evaluate(
-    engine: NativeEngine, held_out: Callable[[int, int, int], EvalBatch], size: int, job: JobConfig
-) -> Scores:
+def evaluate(engine: NativeEngine, held_out: Callable[[int, int, int], EvalBatch], size: int, job: JobConfig) -> Scores:
     """Score up to ``job.evaluate.samples`` held-out samples; collective, the same answer on every rank."""
     total = min(job.evaluate.samples, size)
     plan = micro_batch_plan(total, engine.layout.dp, job.train.micro_batch)
