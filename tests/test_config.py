@@ -401,3 +401,56 @@ def test_any_value_gives_a_config_or_a_config_error(key, value):
         parse(tree, "job.yaml")
     except ConfigError as error:
         assert all(line.startswith("job.yaml: ") for line in str(error).split("\njob.yaml")[:1])
+
+
+# Environment variables
+
+
+def test_variable_is_taken_from_the_environment(job, monkeypatch):
+    monkeypatch.setenv("PLANARIA_TEST_RUNS", "/big/disk")
+    assert job(MINIMAL + "storage: ${PLANARIA_TEST_RUNS}/runs\n").storage == "/big/disk/runs"
+
+
+@pytest.mark.parametrize("held", [None, ""])
+def test_default_where_a_variable_is_unset_or_empty(job, monkeypatch, held):
+    monkeypatch.delenv("PLANARIA_TEST_RUNS", raising=False)
+    if held is not None:
+        monkeypatch.setenv("PLANARIA_TEST_RUNS", held)
+    assert job(MINIMAL + "storage: ${PLANARIA_TEST_RUNS:-../runs}\n").storage == "../runs"
+
+
+def test_variable_wins_over_its_default(job, monkeypatch):
+    monkeypatch.setenv("PLANARIA_TEST_RUNS", "here")
+    assert job(MINIMAL + "storage: ${PLANARIA_TEST_RUNS:-there}\n").storage == "here"
+
+
+def test_variables_below_a_list_and_in_overrides(job, monkeypatch):
+    monkeypatch.setenv("PLANARIA_TEST_PART", "vision")
+    text = MINIMAL.replace("{preset: llava-tiny}", "{preset: llava-tiny, freeze: ['${PLANARIA_TEST_PART}']}")
+    assert job(text).model.freeze == ("vision",)
+    assert job(MINIMAL, "storage=${PLANARIA_TEST_PART}/x").storage == "vision/x"
+
+
+def test_dollar_signs_that_are_no_reference(job, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("PLANARIA_TEST_RUNS", "${HOME}")
+    assert job(MINIMAL + "storage: cost$5/$HOME/$${HOME}\n").storage == "cost$5/$HOME/${HOME}"
+    assert job(MINIMAL + "storage: ${PLANARIA_TEST_RUNS}\n").storage == "${HOME}"  # not expanded again
+
+
+def test_unset_variable_names_file_key_and_remedy(complaint, monkeypatch):
+    monkeypatch.delenv("PLANARIA_TEST_RUNS", raising=False)
+    told = complaint(MINIMAL + "storage: ${PLANARIA_TEST_RUNS}/runs\ndata: {tokenizer: '${oops'}\n")
+    assert told.splitlines() == [
+        "job.yaml: storage: '${PLANARIA_TEST_RUNS}/runs' is not acceptable; the environment variable "
+        "PLANARIA_TEST_RUNS is not set; set it, or give a default: ${PLANARIA_TEST_RUNS:-...}",
+        "job.yaml: data.tokenizer: '${oops' is not acceptable; '${' begins no variable; "
+        "write ${NAME}, ${NAME:-default}, or $${ for a plain ${",
+    ]
+
+
+def test_empty_variable_is_refused(complaint, monkeypatch):
+    monkeypatch.setenv("PLANARIA_TEST_RUNS", "")
+    told = complaint(MINIMAL, "data={source: webdataset, path: '${PLANARIA_TEST_RUNS}/train-*.tar'}")
+    assert told.startswith("--set data={source: webdataset")
+    assert "PLANARIA_TEST_RUNS is empty" in told

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
-    from planaria.config import ConfigError as ConfigError
-    from planaria.config import JobConfig as JobConfig
-    from planaria.recipe import BadSample as BadSample
-    from planaria.recipe import MicroBatch as MicroBatch
-    from planaria.recipe import Recipe as Recipe
-    from planaria.recipe import ShardingRules as ShardingRules
-    from planaria.trainer import ElasticTrainer as ElasticTrainer
+    from planaria.config import ConfigError, JobConfig
+    from planaria.recipe import BadSample, MicroBatch, Recipe, ShardingRules
+    from planaria.trainer import ElasticTrainer, TrainingFailed, TrainingStopped
+
+__version__ = "0.1.0"
+__all__ = [
+    "BadSample",
+    "ConfigError",
+    "ElasticTrainer",
+    "JobConfig",
+    "MicroBatch",
+    "Recipe",
+    "ShardingRules",
+    "TrainingFailed",
+    "TrainingStopped",
+    "__version__",
+]
 
 _HOMES = {
     "ConfigError": "planaria.config",
@@ -24,12 +31,15 @@ _HOMES = {
     "Recipe": "planaria.recipe",
     "ShardingRules": "planaria.recipe",
     "ElasticTrainer": "planaria.trainer",
+    "TrainingFailed": "planaria.trainer",
+    "TrainingStopped": "planaria.trainer",
 }
-__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Load public names at first use: ``import planaria.layout`` must not cost the import of torch and Ray."""
+    # Imported at first use: torch and Ray take seconds, and neither the command's help nor a planner needs them.
     if name not in _HOMES:
         raise AttributeError(f"module 'planaria' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -6,6 +6,7 @@ Every problem becomes a :class:`ConfigError` that names file, key, given value a
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from planaria.config_errors import explain, short, subsection
+from planaria.config_variables import expand_tree, origin_of
 
 
 class ConfigError(ValueError):
@@ -170,9 +172,11 @@ class ElasticConfig(Section):
 
     min_workers: int = Field(1, ge=1)
     max_workers: int = Field(1, ge=1)
-    max_failures: int = Field(3, ge=0, description="failures in a row without a new step before the job stops")
+    max_failures: int = Field(
+        3, ge=-1, description="failures in a row without a new step before the job stops; -1: no limit"
+    )
     wait_s: float = Field(300.0, gt=0, description="longest wait for min_workers")
-    ping_s: float = Field(2.0, gt=0, description="a worker silent for longer counts as lost once something failed")
+    silence_s: float = Field(20.0, gt=0, description="a worker whose process says nothing for longer counts as lost")
     abort_s: float = Field(2.0, gt=0, description="a worker that takes longer to leave a broken collective is replaced")
     hang_s: float = Field(300.0, gt=0, description="longest step before the generation counts as hung")
 
@@ -236,6 +240,8 @@ class JobConfig(Section):
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     """Read and check a job file.
 
+    Text values may hold ``${NAME}`` and ``${NAME:-default}``, taken from the environment of this process.
+
     Args:
         path: YAML file.
         overrides: ``dotted.key=value`` pairs; the value is read as YAML, a later pair wins.
@@ -266,6 +272,13 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     for override in overrides:
         key = _apply_override(tree, override)
         origins[key] = f"--set {override}"
+    tree, unresolved = expand_tree(tree, os.environ)
+    if unresolved:
+        lines = [
+            f"{next(origin_of(key, origins), path)}: {key}: {short(value)} is not acceptable; {problem}"
+            for key, value, problem in unresolved
+        ]
+        raise ConfigError("\n".join(lines))
     return parse(tree, str(path), origins)
 
 

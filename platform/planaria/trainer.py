@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import Checkpoint, Result, RunConfig, ScalingConfig
+from ray.train import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from planaria.config import ConfigError, JobConfig, load, parse
 from planaria.control.controller import Controller
 from planaria.data.errors import DataError
-from planaria.engine.initial import build
-from planaria.engine.tensor_parallel import ShardingError, check_divides
+from planaria.engine.facts import model_facts
 from planaria.models.vlm import VLMRecipe
+from planaria.paths import absolute_paths
 from planaria.planner.plan import ModelFacts
-from planaria.recipe import MetaRecipe, Recipe, ScoredRecipe
-from planaria.runtime.fleet import Scaling
+from planaria.recipe import Recipe, ScoredRecipe
+from planaria.runtime.fleet import Scaling, actor_class
 
 POLL_S = 0.25
 STOP_LIMIT_S = 120.0
@@ -71,9 +71,9 @@ class ElasticTrainer:
         elif isinstance(job, dict):
             job = parse(job)
         self.scaling = _scaling(scaling_config)
-        self.job = _merged(job, scaling_config, run_config)
+        self.job = absolute_paths(_merged(job, scaling_config, run_config))
         self.recipe: Recipe = recipe if recipe is not None else VLMRecipe(self.job)
-        self.run_dir = str(Path(self.job.storage).expanduser().resolve() / self.job.name)
+        self.run_dir = str(Path(self.job.storage) / self.job.name)
         self._watch = watch
         self.summary: dict[str, Any] = {}
 
@@ -90,7 +90,9 @@ class ElasticTrainer:
         try:
             Path(self.run_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"storage: {self.run_dir!r} cannot be created ({error.strerror}); choose another") from None
+            raise ConfigError(
+                f"storage: {self.run_dir!r} cannot be created ({error.strerror}); choose another"
+            ) from None
         return facts
 
     def fit(self) -> Result:
@@ -123,8 +125,8 @@ class ElasticTrainer:
 
     def _run(self, facts: ModelFacts) -> dict[str, Any]:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor_class = ray.remote(num_cpus=0, concurrency_groups={"job": 1, "talk": 2})(Controller)
-        controller: Any = actor_class.options(scheduling_strategy=here).remote(
+        controller_class = actor_class(Controller, num_cpus=0, concurrency_groups={"job": 1, "talk": 2})
+        controller = controller_class.options(scheduling_strategy=here).remote(
             self.job, self.recipe, facts, self.run_dir, self.scaling
         )
         try:
@@ -159,24 +161,6 @@ class ElasticTrainer:
                 self._watch(ray.get(status, timeout=5) | {"final": final})
 
 
-def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
-    """What the planner must know of the model; checks the configured tensor-parallel degree on the way."""
-    if isinstance(recipe, MetaRecipe):
-        model = build(recipe, job)
-        rules = recipe.sharding(model)
-        parameters = sum(p.numel() for p in model.parameters())
-    else:
-        model = build(recipe, job)
-        rules, parameters = recipe.sharding(model), sum(p.numel() for p in model.parameters())
-    try:
-        check_divides(rules, job.layout.tp)
-    except ShardingError as error:
-        raise ConfigError(f"layout.tp: {error}") from None
-    if job.layout.tp > 1 and not rules.colwise:
-        raise ConfigError(f"layout.tp: {job.layout.tp}, but the recipe has no tensor-parallel rules; set layout.tp=1")
-    return ModelFacts(tp_divides=dict(rules.heads), parameters=parameters)
-
-
 def result_of(summary: dict[str, Any]) -> Result:
     """A ``ray.train.Result`` for a job's summary."""
     run_dir = Path(summary["run_dir"])
@@ -190,7 +174,8 @@ def result_of(summary: dict[str, Any]) -> Result:
 def _scaling(config: ScalingConfig | None) -> Scaling:
     if config is None:
         return Scaling()
-    resources = {name: float(amount) for name, amount in (config.resources_per_worker or {}).items()}
+    given: Any = config.resources_per_worker or {}
+    resources = {name: float(amount) for name, amount in given.items()}
     if config.use_gpu:
         resources.setdefault("GPU", 1.0)
     resources.setdefault("CPU", 1.0)
@@ -209,7 +194,8 @@ def _merged(job: JobConfig, scaling: ScalingConfig | None, run: RunConfig | None
             tree["name"] = run.name
         if run.storage_path:
             tree["storage"] = str(run.storage_path)
-        if run.failure_config is not None:
+        # Ray's default forgives nothing, which here nobody means who did not say so.
+        if run.failure_config is not None and run.failure_config != FailureConfig():
             tree["elastic"]["max_failures"] = run.failure_config.max_failures
         if run.checkpoint_config is not None and run.checkpoint_config.num_to_keep:
             tree["checkpoint"]["keep_last"] = run.checkpoint_config.num_to_keep
@@ -234,4 +220,4 @@ def _signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-__all__ = ["ConfigError", "DataError", "ElasticTrainer", "TrainingFailed", "TrainingStopped", "model_facts"]
+__all__ = ["ConfigError", "DataError", "ElasticTrainer", "TrainingFailed", "TrainingStopped"]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import pairs, write_shard
+from tests.data.pictures import pairs, write_shard
+
 from planaria.config import ScenesConfig
 from planaria.data.builder import TRIES, BadRecord, BatchBuilder, BuiltSlice
 from planaria.data.collate import VLMCollator

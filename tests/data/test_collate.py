@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from planaria.data.collate import IGNORE, VLMCollator
 from planaria.data.images import preprocess
 from planaria.data.sample import Sample

@@ -6,8 +6,9 @@ import zlib
 
 import numpy as np
 import pytest
-from pictures import corners, encode, noise
 from PIL import Image, ImageChops
+from tests.data.pictures import corners, encode, noise
+
 from planaria.data.images import MAX_PIXELS, decode_image, preprocess
 from planaria.recipe import BadSample
 

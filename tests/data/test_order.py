@@ -8,6 +8,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from planaria.data.order import index_at, indices
 
 sizes = st.integers(1, 300)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from planaria.data.plan import micro_batch_plan, micro_batches, slice_bounds
 
 small = st.integers(1, 80)

@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from planaria.config import ScenesConfig
 from planaria.data.errors import DataError
 from planaria.data.render import COLOURS, SHAPES, SIZES, Placed, Shape, render

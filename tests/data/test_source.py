@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pictures import pairs, write_shard
+from tests.data.pictures import pairs, write_shard
+
 from planaria.config import DataConfig
 from planaria.data.errors import DataError
 from planaria.data.source import open_dataset

@@ -6,7 +6,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from pictures import pairs, write_shard
+from tests.data.pictures import pairs, write_shard
+
 from planaria.data.errors import DataError
 from planaria.data.tarindex import index_shard, split_key
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from planaria.data.errors import DataError
 from planaria.data.tokens import load_tokenizer
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import encode, noise, pairs, write_shard
 from PIL import Image
+from tests.data.pictures import encode, noise, pairs, write_shard
+
 from planaria.data.errors import DataError
 from planaria.data.webdataset import MAX_OPEN, WebDataset
 from planaria.recipe import BadSample, Dataset

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.ranks import RankPool
+from tests.support.toy import ToyRecipe
+from tests.support.vlm import Held, assemble, engine_of, held, vlm_job
 from torch import Tensor, nn
 
 from planaria.config import JobConfig, parse
@@ -16,9 +19,6 @@ from planaria.layout import Layout
 from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box
-from tests.support.ranks import RankPool
-from tests.support.toy import ToyRecipe
-from tests.support.vlm import Held, assemble, engine_of, held, vlm_job
 
 PRESETS = ("llava-tiny", "llava-siglip-qwen-tiny")
 

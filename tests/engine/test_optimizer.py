@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.ranks import RankPool
+from tests.support.toy import ToyRecipe
+from tests.support.vlm import engine_of, step, vlm_job
 from torch import Tensor, nn
 
 from planaria.config import JobConfig, OptimConfig, parse
@@ -19,9 +22,6 @@ from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box
 from planaria.state.writer import Piece
-from tests.support.ranks import RankPool
-from tests.support.toy import ToyRecipe
-from tests.support.vlm import engine_of, step, vlm_job
 
 
 def _shards() -> list[Shard]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.ranks import RankPool
+from tests.support.vlm import Held, Reference, assemble, batches, engine_of, held, relative_errors, step, vlm_job
 from torch import Tensor
 
 from planaria.config import JobConfig
@@ -16,8 +18,6 @@ from planaria.engine.native import StepResult
 from planaria.layout import Layout
 from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups
-from tests.support.ranks import RankPool
-from tests.support.vlm import Held, Reference, assemble, batches, engine_of, held, relative_errors, step, vlm_job
 
 LIMIT = 1e-10
 PRESETS = ("llava-tiny", "llava-siglip-qwen-tiny")

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from tests.support.ranks import RankPool
+from tests.support.toy import Toy, ToyRecipe
+from tests.support.vlm import Held, Reference, assemble, engine_of, held, relative_errors, step
 from torch import Tensor, nn
 
 from planaria.config import JobConfig, parse
 from planaria.layout import Layout
 from planaria.recipe import Recipe
 from planaria.runtime.groups import Groups
-from tests.support.ranks import RankPool
-from tests.support.toy import Toy, ToyRecipe
-from tests.support.vlm import Held, Reference, assemble, engine_of, held, relative_errors, step
 
 
 def _job(**layout: bool) -> JobConfig:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.ranks import RankPool
+from tests.support.vlm import Held, assemble, engine_of, held, relative_errors, step, vlm_job
 
 from planaria.config import JobConfig
 from planaria.layout import Layout
@@ -14,8 +16,6 @@ from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups
 from planaria.runtime.saving import save
 from planaria.state.vault import Vault
-from tests.support.ranks import RankPool
-from tests.support.vlm import Held, assemble, engine_of, held, relative_errors, step, vlm_job
 
 LIMIT = 1e-10
 STEPS = 2

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.ranks import RankPool
+from tests.support.toy import Attention, Toy, ToyRecipe, rules
+from tests.support.vlm import Held, Reference, assemble, engine_of, held, relative_errors, step
 from torch import Tensor, nn
 
 from planaria.config import JobConfig, parse
@@ -14,9 +17,6 @@ from planaria.engine.tensor_parallel import ShardingError, check_divides
 from planaria.layout import Layout
 from planaria.recipe import Recipe, ShardingRules
 from planaria.runtime.groups import Groups
-from tests.support.ranks import RankPool
-from tests.support.toy import Attention, Toy, ToyRecipe, rules
-from tests.support.vlm import Held, Reference, assemble, engine_of, held, relative_errors, step
 
 
 def _job(**layout: Any) -> JobConfig:

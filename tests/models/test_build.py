@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.vlm import vlm_job
 from transformers import ByT5Tokenizer, CLIPVisionConfig
 
 from planaria.config import ConfigError, parse
@@ -16,7 +17,6 @@ from planaria.data.sample import Sample
 from planaria.models import build
 from planaria.models.presets import PRESETS
 from planaria.models.vlm import VLMRecipe
-from tests.support.vlm import vlm_job
 
 
 def _tree(preset: str = "llava-tiny", **changes: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.ranks import RankPool
+from tests.support.vlm import batches, engine_of, vlm_job
 from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
@@ -19,8 +21,6 @@ from planaria.models.pretrained import PretrainedState
 from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box
-from tests.support.ranks import RankPool
-from tests.support.vlm import batches, engine_of, vlm_job
 
 PRESETS = ("llava-tiny", "llava-siglip-qwen-tiny")
 

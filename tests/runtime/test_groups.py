@@ -10,11 +10,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.ranks import RankPool
 
 from planaria.layout import Layout
 from planaria.runtime.groups import Groups
 from planaria.runtime.sockets import socket_inodes
-from tests.support.ranks import RankPool
 
 RETURN_LIMIT_S = 2.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from planaria.runtime.worker import Outcome, WorkerFacts
+from planaria.runtime.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Started:
     """A worker or loader answered for the first time, or failed to."""
 
     ident: str
-    facts: WorkerFacts | None
+    pid: int
     error: BaseException | None = None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planaria.planner.plan import Plan
-from planaria.runtime.worker import Outcome
+from planaria.runtime.outcome import Outcome
 
 
 @dataclass
@@ -18,16 +18,22 @@ class Generation:
     plan: Plan
     cause: str
     """Why it began, for a person."""
+    planned: bool
+    """False if a failure ended its predecessor."""
     start_step: int
-    fault_at: float | None = None
-    """When the first evidence of the fault came that ended its predecessor."""
+    change_at: float | None = None
+    """When its predecessor was asked to end, or the first evidence of the fault that ended it."""
     began_at: float = field(default_factory=time.monotonic)
     first_step_at: float | None = None
     last_word_at: float = field(default_factory=time.monotonic)
     step: int = 0
     """Steps completed."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of the recovery before and in this generation, by phase."""
+    """Seconds from the fault before it to its first step, by phase."""
+    ending: dict[str, float] = field(default_factory=dict)
+    """Seconds of its own end, by phase, if it broke."""
+    signed_off: set[str] = field(default_factory=set)
+    """Members whose last message has arrived."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""
@@ -46,10 +52,15 @@ class Generation:
 
     @property
     def recovery_s(self) -> float | None:
-        """Seconds from the first evidence of the fault to the end of the first step here."""
-        if self.fault_at is None or self.first_step_at is None:
+        """Seconds from the change (the first evidence of a fault) to the end of the first step here."""
+        if self.change_at is None or self.first_step_at is None:
             return None
-        return self.first_step_at - self.fault_at
+        return self.first_step_at - self.change_at
+
+    @property
+    def highest(self) -> int | None:
+        """Highest step that was completed here; None if none was."""
+        return self.step - 1 if self.step > self.start_step else None
 
     def note_step(self, message: dict[str, Any]) -> None:
         """A rank finished a step."""

@@ -47,7 +47,7 @@ class _Copy(Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _all_reduce(grad, ctx.group), None
 
 
@@ -57,7 +57,7 @@ class _Reduce(Function):
         return _all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
@@ -68,7 +68,7 @@ class _Gather(Function):
         return _all_gather(x, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cut = _reduce_scatter if ctx.reduce_grad else _own_part
         return cut(grad, ctx.dim, ctx.group), None, None, None
 
@@ -80,28 +80,28 @@ class _Scatter(Function):
         return (_reduce_scatter if reduce else _own_part)(x, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _all_gather(grad, ctx.dim, ctx.group), None, None, None
 
 
 def copy_to_tp(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Identity forward, all-reduce backward: a replicated input enters column-split weights."""
-    return _Copy.apply(x, group)  # type: ignore[no-any-return]
+    return _Copy.apply(x, group)
 
 
 def reduce_from_tp(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All-reduce forward, identity backward: partial sums leave row-split weights."""
-    return _Reduce.apply(x, group)  # type: ignore[no-any-return]
+    return _Reduce.apply(x, group)
 
 
 def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[B, L/T, H] -> [B, L, H]; backward reduce-scatters: sequence shards enter column-split weights."""
-    return _Gather.apply(x, 1, group, True)  # type: ignore[no-any-return]
+    return _Gather.apply(x, 1, group, True)
 
 
 def scatter_partial_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[B, L, H] partial sums -> [B, L/T, H] (reduce-scatter); backward all-gathers."""
-    return _Scatter.apply(x, 1, group, True)  # type: ignore[no-any-return]
+    return _Scatter.apply(x, 1, group, True)
 
 
 def split_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:

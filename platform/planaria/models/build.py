@@ -12,7 +12,7 @@ from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration,
 from planaria.config import ConfigError, ModelConfig
 from planaria.models.presets import PRESETS
 
-SUPPORTED = {"llava": LlavaForConditionalGeneration}
+SUPPORTED: dict[str, Any] = {"llava": LlavaForConditionalGeneration}
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 DECODERS = ("llama", "qwen2")
 
@@ -39,7 +39,7 @@ def hf_config(model: ModelConfig, *, vocab_size: int, image_token_id: int) -> Pr
 
 def build_model(config: PreTrainedConfig, freeze: tuple[str, ...]) -> nn.Module:
     """The model, on the current default device; parts that cannot or shall not train are frozen."""
-    network: Any = SUPPORTED[config.model_type](config)
+    network = SUPPORTED[config.model_type](config)
     network.config._attn_implementation = "sdpa"
     freeze_unused_tail(network)
     parts = {

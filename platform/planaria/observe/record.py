@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+MOST_UNWRITTEN = 16 << 20
 
 
 class RunRecord:
-    """Appends JSON lines under ``run_dir``; every line is flushed, so a killed run leaves whole lines.
+    """Appends JSON lines under ``run_dir``; unbuffered, so a killed run leaves whole lines. A full disk does not
+    end the run: lines wait in memory, at most :data:`MOST_UNWRITTEN` bytes per file, until they can be written.
 
     ``events.jsonl``: what happened and why. ``metrics.jsonl``: one row per executed step (a step that is
     redone after a rollback appears again, with its new generation; the last row counts). ``ledger.jsonl``:
@@ -20,8 +25,14 @@ class RunRecord:
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, FileIO] = {}
+        self._unwritten: dict[str, bytes] = {}
         self.last_event = ""
+
+    def job(self, tree: Mapping[str, Any]) -> None:
+        """Write ``job.json``: the whole job description, defaults included."""
+        with contextlib.suppress(OSError):
+            (self.path / "job.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
     def event(self, kind: str, text: str, **fields: Any) -> None:
         """Record that ``kind`` happened; ``text`` is the sentence a person reads."""
@@ -42,7 +53,8 @@ class RunRecord:
 
     def summary(self, tree: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
-        (self.path / "summary.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        with contextlib.suppress(OSError):
+            (self.path / "summary.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
     def close(self) -> None:
         """Close the files."""
@@ -51,11 +63,15 @@ class RunRecord:
         self._files.clear()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        if name not in self._files:
-            self._files[name] = (self.path / f"{name}.jsonl").open("a", encoding="utf-8")
-        file = self._files[name]
-        file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        file.flush()
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        left = self._unwritten.pop(name, b"") + line
+        try:
+            if name not in self._files:
+                self._files[name] = FileIO(self.path / f"{name}.jsonl", "ab")
+            while left:
+                left = left[self._files[name].write(left) :]
+        except OSError:
+            self._unwritten[name] = left if len(left) < MOST_UNWRITTEN else left[: -len(line)]
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,12 @@ class Scaling:
         }
 
 
+def actor_class(body: type, **options: Any) -> Any:
+    """``body`` as a Ray actor class; ray.remote's overloads do not know all of its own options."""
+    remote: Any = ray.remote
+    return remote(**options)(body)
+
+
 class Fleet:
     """The only place that creates and kills the job's Ray actors."""
 
@@ -48,15 +55,20 @@ class Fleet:
         self._job, self._recipe, self._run_dir = job, recipe, run_dir
         self._scaling, self._beacon = scaling, beacon
         # The controller owns restarts: an actor that Ray restarted behind its back would hold no state.
-        self._worker_class = ray.remote(concurrency_groups={"train": 1, "control": 4})(Worker)
-        self._loader_class = ray.remote(max_concurrency=4)(Loader)
+        self._worker_class = actor_class(Worker, concurrency_groups={"train": 1, "control": 4})
+        self._loader_class = actor_class(Loader, max_concurrency=4)
 
-    def capacity(self) -> dict[str, int]:
-        """Node id -> workers it can carry, for every living node."""
+    def capacity(self, suspects: Collection[str] = ()) -> dict[str, int]:
+        """Node id -> workers it can carry, for every living node.
+
+        Ray believes a dead node alive for ten seconds and more; of ``suspects`` the raylet's port is asked.
+        """
         return {
             node["NodeID"]: places
             for node in ray.nodes()
-            if node["Alive"] and (places := self._scaling.places(node["Resources"])) > 0
+            if node["Alive"]
+            and (places := self._scaling.places(node["Resources"])) > 0
+            and (node["NodeID"] not in suspects or _listens(node["NodeManagerAddress"], node["NodeManagerPort"]))
         }
 
     def start_worker(self, ident: str, node: str) -> Any:
@@ -87,8 +99,14 @@ class Fleet:
 class NodeWatch:
     """Looks at the cluster every ``interval_s`` and tells what each node can carry."""
 
-    def __init__(self, fleet: Fleet, tell: Callable[[dict[str, int]], None], interval_s: float = 1.0) -> None:
-        self._fleet, self._tell, self._interval = fleet, tell, interval_s
+    def __init__(
+        self,
+        fleet: Fleet,
+        tell: Callable[[dict[str, int]], None],
+        suspects: Callable[[], Collection[str]],
+        interval_s: float = 1.0,
+    ) -> None:
+        self._fleet, self._tell, self._suspects, self._interval = fleet, tell, suspects, interval_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="node-watch", daemon=True)
         self._thread.start()
@@ -101,6 +119,14 @@ class NodeWatch:
     def _watch(self) -> None:
         while True:
             with contextlib.suppress(Exception):  # a look that fails is followed by another
-                self._tell(self._fleet.capacity())
+                self._tell(self._fleet.capacity(self._suspects()))
             if self._closed.wait(self._interval):
                 return
+
+
+def _listens(host: str, port: int, timeout_s: float = 0.5) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=timeout_s).close()
+    except OSError:
+        return False
+    return True

@@ -84,7 +84,11 @@ class Groups:
             raise ValueError(f"layout {layout}: pp and cp have no process groups yet")
         try:
             client = dist.TCPStore(
-                r.store_host, r.store_port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=r.timeout_s)
+                r.store_host,
+                r.store_port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=r.timeout_s),
             )
             store = dist.PrefixStore(f"gen-{r.generation}", client)
             self._check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from functools import cached_property
@@ -37,10 +38,11 @@ class Loader:
         dataset = self._recipe.dataset(split)
         return BatchBuilder(dataset, self._recipe.collate, job.seed, job.train.global_batch, job.data.shuffle)
 
-    def ready(self) -> bool:
-        """Opens the training samples; raises DataError if they cannot be used."""
+    def ready(self) -> int:
+        """Opens the training samples and returns the process id; raises DataError if they cannot be used."""
         with self._lock:
-            return self._train is not None
+            _ = self._train
+        return os.getpid()
 
     def build(self, step: int, lo: int, hi: int, count: int) -> BuiltSlice:
         """Offsets [lo, hi) of the batch of ``step`` as ``count`` micro-batches."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,26 +25,41 @@ class LocalCluster:
     Used by the demo, the benchmarks and the tests. Ends only processes that it started.
     """
 
-    def __init__(self, nodes: int, cpus: int = 1, dashboard: bool = False) -> None:
+    def __init__(self, nodes: int, cpus: int = 1, *, dashboard: bool = False, connect: bool = True) -> None:
         # A local cluster on the loopback needs no token, and must not write one into the home directory.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._cpus = cpus
         self.nodes: list[Any] = []
-        head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": dashboard}
+        # Everything that Ray writes goes into a folder of this cluster's own, also the address by which a bare
+        # ray.init() finds "the" cluster: another one on this machine is not disturbed. The path is short, for
+        # Ray's sockets lie in it and their paths may have 107 characters.
+        self._folder = tempfile.mkdtemp(prefix="planaria-")
+        (Path(self._folder) / "ray").mkdir()
+        self._ray_tmpdir = os.environ.get("RAY_TMPDIR")
+        os.environ["RAY_TMPDIR"] = self._folder
+        self._common = {"object_store_memory": OBJECT_STORE_BYTES}
+        head = {"num_cpus": 0, "include_dashboard": dashboard, **self._common}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes):
             self.add_node()
-        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="warning")
+        if connect:
+            ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.WARNING)
 
     @property
     def address(self) -> str:
         """Address for ``ray.init``."""
         return str(self.cluster.address)
 
-    def add_node(self) -> Any:
-        """Start one more node."""
-        node = self.cluster.add_node(num_cpus=self._cpus, object_store_memory=OBJECT_STORE_BYTES, wait=False)
+    @property
+    def dashboard(self) -> str:
+        """Address of the dashboard, which takes submitted jobs."""
+        return f"http://{self.cluster.webui_url}"
+
+    def add_node(self, cpus: int | None = None) -> Any:
+        """Start one more node, with ``cpus`` CPUs if its size differs."""
+        count = self._cpus if cpus is None else cpus
+        node = self.cluster.add_node(num_cpus=count, wait=False, **self._common)
         self.nodes.append(node)
         return node
 
@@ -81,6 +100,11 @@ class LocalCluster:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        if self._ray_tmpdir is None:
+            os.environ.pop("RAY_TMPDIR", None)
+        else:
+            os.environ["RAY_TMPDIR"] = self._ray_tmpdir
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
@@ -20,20 +19,11 @@ from planaria.data.builder import BuiltSlice, EvalBatch
 from planaria.engine.native import NativeEngine, StepResult
 from planaria.objectives.evaluate import evaluate
 from planaria.recipe import ScoredRecipe
+from planaria.runtime.outcome import End
 from planaria.runtime.saving import save
 from planaria.state.vault import Vault
 
 Report = Callable[[dict[str, Any]], None]
-
-
-class End(StrEnum):
-    """Why a rank left its generation."""
-
-    FINISHED = "finished"
-    PAUSED = "paused"
-    STOPPED = "stopped"
-    ABORTED = "aborted"
-    FAILED = "failed"
 
 
 class Feed(Protocol):
@@ -93,9 +83,8 @@ def train(
             if job.checkpoint.at_end:
                 save(engine, vault, job, token, report, must=True)
                 saved = done
-        elif done % job.checkpoint.every == 0:
-            if save(engine, vault, job, token, report, must=False):
-                saved = done
+        elif done % job.checkpoint.every == 0 and save(engine, vault, job, token, report, must=False):
+            saved = done
     if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):
         report({"t": "phase", "step": engine.step_done, "phase": "evaluate"})
         scores = evaluate(engine, feed.held_out, feed.held_out_size(), job)

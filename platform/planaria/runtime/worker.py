@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -21,7 +21,8 @@ from planaria.recipe import Recipe
 from planaria.runtime.beacon import Beacon, BeaconAddress
 from planaria.runtime.feed import LoaderFeed
 from planaria.runtime.groups import Groups, Rendezvous
-from planaria.runtime.loop import End, Requests, train
+from planaria.runtime.loop import Requests, train
+from planaria.runtime.outcome import End, Outcome
 from planaria.state.vault import Vault
 
 
@@ -38,16 +39,6 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
-    """What a worker tells once it is ready."""
-
-    ident: str
-    node_id: str
-    pid: int
-    host: str
-
-
-@dataclass(frozen=True)
 class Order:
     """What a worker is told for one generation."""
 
@@ -57,21 +48,6 @@ class Order:
     loaders: Sequence[Any]
     resume_step: int | None
     """Checkpoint to start from; None: the initial weights."""
-
-
-@dataclass
-class Outcome:
-    """How a generation ended for one worker."""
-
-    end: End
-    step: int = 0
-    """Steps completed in the state that this worker held at the end."""
-    error: str | None = None
-    kind: str | None = None
-    """Type name of the error."""
-    trace: str | None = None
-    phases: dict[str, float] = field(default_factory=dict)
-    """Seconds: form, build, restore."""
 
 
 class Worker:
@@ -93,15 +69,13 @@ class Worker:
         self._groups: Groups | None = None
         self._feed: LoaderFeed | None = None
         self._aborted_upto = 0
-        self._requests = Requests()
+        self._requests: dict[int, Requests] = {}
         self._lock = threading.Lock()
         self._beacon = Beacon(spec.beacon, spec.ident)
 
-    def ready(self) -> WorkerFacts:
-        """Answers once the process has imported everything that training needs."""
-        self.spec.recipe.build_model  # noqa: B018  resolves lazily imported recipes
-        context = ray.get_runtime_context()
-        return WorkerFacts(self.spec.ident, context.get_node_id(), os.getpid(), ray.util.get_node_ip_address())
+    def ready(self) -> int:
+        """Answers with the process id once the process has imported everything that training needs."""
+        return os.getpid()
 
     def run(self, order: Order) -> Outcome:
         """Play one generation from forming its groups to its end; never raises."""
@@ -111,9 +85,10 @@ class Worker:
         with self._lock:
             if generation <= self._aborted_upto:
                 return Outcome(End.ABORTED)
-            self._groups, self._requests = groups, Requests()
+            self._groups = groups
+            requests = self._requests.setdefault(generation, Requests())
         try:
-            self._play(order, groups, outcome)
+            self._play(order, groups, outcome, requests)
         except BaseException as error:
             outcome.kind, outcome.error = type(error).__name__, _first_lines(error)
             outcome.trace = traceback.format_exc()
@@ -125,9 +100,11 @@ class Worker:
         groups.close()
         with self._lock:
             self._groups = None
+            self._requests.pop(generation, None)
+        self._beacon.send({"t": "end", "gen": generation, "rank": order.rendezvous.rank})
         return outcome
 
-    def _play(self, order: Order, groups: Groups, outcome: Outcome) -> None:
+    def _play(self, order: Order, groups: Groups, outcome: Outcome, requests: Requests) -> None:
         spec, rendezvous = self.spec, order.rendezvous
 
         def report(message: dict[str, Any]) -> None:
@@ -150,7 +127,7 @@ class Worker:
         feed = LoaderFeed(spec.job, rendezvous.layout, rendezvous.rank, order.loaders, lambda: groups.aborted)
         self._feed = feed
         try:
-            outcome.end = train(engine, feed, vault, spec.job, self._requests, report, order.token)
+            outcome.end = train(engine, feed, vault, spec.job, requests, report, order.token)
         finally:
             outcome.step = engine.step_done
 
@@ -170,10 +147,10 @@ class Worker:
 
     def request(self, generation: int, *, pause: bool = False, stop: bool = False) -> None:
         """Ask for an end of ``generation`` at the next common step boundary."""
-        with self._lock:
-            if self._groups is not None and self._groups.rendezvous.generation == generation:
-                self._requests.pause |= pause
-                self._requests.stop |= stop
+        with self._lock:  # the request may come before the generation has begun here
+            requests = self._requests.setdefault(generation, Requests())
+        requests.pause |= pause
+        requests.stop |= stop
 
 
 def bind_gloo(address: str) -> None:

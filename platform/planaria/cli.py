@@ -1,0 +1,244 @@
+"""The ``planaria`` command. Thin: each command is a function of :mod:`planaria.commands`, imported when it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="planaria",
+    help="Elastic, fault-tolerant training of vision-language models on Ray. Cut it anywhere, and it regrows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings=HELP,
+)
+checkpoints = typer.Typer(help="List and verify the checkpoints of a run.", no_args_is_help=True, context_settings=HELP)
+app.add_typer(checkpoints, name="checkpoint")
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="Job file (YAML).", show_default=False)]
+RunDir = Annotated[
+    str, typer.Argument(metavar="RUN_DIR", help="Run directory: the job's storage and name.", show_default=False)
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; may be repeated."),
+]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How the program was started."""
+
+    package: str | None = None
+    """Folder of this package where it is not installed: it is then sent to the workers."""
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from planaria import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.obj is None:
+        context.obj = Entry()
+
+
+@app.command()
+def demo(
+    keep: Annotated[
+        str | None,
+        typer.Option("--keep", metavar="PATH", help="Keep the run directory there; without it, it is removed."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=40, help="Optimizer steps, for a quick look.")] = None,
+) -> None:
+    """Train a small model on four local Ray nodes, kill one, go on with three, take in a new one.
+
+    Needs no GPU, no data and no cluster; takes a few minutes.
+
+    Example: planaria demo --keep runs
+    """
+
+    def action() -> int:
+        from planaria.demo import run_demo
+
+        return run_demo(keep, steps)
+
+    _finish(action)
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    config: Config,
+    set_: Set = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="ADDRESS",
+            help="Ray cluster to join; local starts a new one here. "
+            "Default: RAY_ADDRESS, a cluster running on this machine, or a new local one.",
+        ),
+    ] = None,
+) -> None:
+    """Train a job to its end on a Ray cluster, through the loss and arrival of nodes.
+
+    The same command goes on from the newest intact checkpoint. Ctrl-C ends the run at the next step, with a
+    checkpoint; a second one at once. Exit code: 0 finished, 1 failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
+
+    Example: planaria train jobs/configs/scenes.yaml --set optim.lr=3e-4 --set train.steps=200
+    """
+    package = context.obj.package if isinstance(context.obj, Entry) else None
+
+    def action() -> int:
+        from planaria.commands.train import train
+
+        return train(config, set_ or [], address, package)
+
+    _finish(action)
+
+
+@app.command()
+def plan(
+    config: Config,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes",
+            metavar="NODES",
+            help="Cluster: 4x2 is four nodes of two workers, 2,2,1 lists them. "
+            "Default: the smallest that carries elastic.max_workers.",
+        ),
+    ] = None,
+    set_: Set = None,
+) -> None:
+    """Show the layout for a cluster, and for what is left when its nodes are lost one by one.
+
+    Starts nothing.
+
+    Example: planaria plan jobs/configs/scenes.yaml --nodes 4x2 --set layout.tp=2
+    """
+
+    def action() -> int:
+        from planaria.commands.plan import plan
+
+        return plan(config, set_ or [], nodes)
+
+    _finish(action)
+
+
+@app.command()
+def status(
+    run_dir: RunDir,
+    events: Annotated[int, typer.Option("--events", "-n", min=0, help="How many of the last events to show.")] = 8,
+    picture: Annotated[str | None, typer.Option(help="Also draw the run to this SVG file.")] = None,
+) -> None:
+    """Show how a run stands: running, finished, stopped, failed or crashed.
+
+    Reads the files of the run directory only, so it works from any machine that sees them.
+
+    Example: planaria status runs/scenes --picture run.svg
+    """
+
+    def action() -> int:
+        from planaria.commands.status import status
+
+        return status(run_dir, events, picture)
+
+    _finish(action)
+
+
+@checkpoints.command("ls")
+def checkpoint_ls(run_dir: RunDir) -> None:
+    """List the checkpoints of a run, newest first, with layout, size and state.
+
+    Example: planaria checkpoint ls runs/scenes
+    """
+
+    def action() -> int:
+        from planaria.commands.checkpoint import ls
+
+        return ls(run_dir)
+
+    _finish(action)
+
+
+@checkpoints.command("verify")
+def checkpoint_verify(
+    run_dir: RunDir,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Only the checkpoint of this step.")] = None,
+) -> None:
+    """Read back every slice and compare it with its checksum.
+
+    Names file and slice of any damage; the exit code is then 1.
+
+    Example: planaria checkpoint verify runs/scenes --step 200
+    """
+
+    def action() -> int:
+        from planaria.commands.checkpoint import verify
+
+        return verify(run_dir, step)
+
+    _finish(action)
+
+
+@app.command()
+def evaluate(
+    target: Annotated[
+        str, typer.Argument(metavar="CONFIG|RUN_DIR", help="Job file, or run directory.", show_default=False)
+    ],
+    set_: Set = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Checkpoint of this step. Default: the newest intact one.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Held-out samples. Default: the job's evaluate.samples.")
+    ] = None,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="How many answers to show.")] = 5,
+) -> None:
+    """Score a checkpoint on held-out samples, beside chance, and show some answers.
+
+    Runs in this one process; needs no cluster.
+
+    Example: planaria evaluate runs/scenes --examples 10
+    """
+
+    def action() -> int:
+        from planaria.commands.evaluate import evaluate
+
+        return evaluate(target, set_ or [], step, samples, examples)
+
+    _finish(action)
+
+
+def _finish(action) -> None:  # type: ignore[no-untyped-def]
+    from planaria.commands.failures import guarded
+
+    raise typer.Exit(guarded(action))
+
+
+def main() -> None:
+    """Entry of the console script."""
+    app()
+
+
+def run_command(name: str, arguments: list[str], program: str, entry: Entry) -> None:
+    """Run one command as a program of its own, as the scripts under ``jobs/`` do."""
+    command = typer.main.get_command(app)
+    context = typer.Context(command)
+    found = command.get_command(context, name)  # type: ignore[attr-defined]
+    found.main(args=arguments, prog_name=program, obj=entry)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What the workers say, turned into records and the live status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from planaria.config import JobConfig
+from planaria.control.failure import JobFailed
+from planaria.control.generation import Generation
+from planaria.control.status import Status, generation_row
+from planaria.observe.record import RunRecord
+
+Message = dict[str, Any]
+BAD_FLOOR = 1000
+"""The share of bad samples is judged as if at least this many had been read."""
+
+
+class Chronicle:
+    """Takes the workers' messages in; called from the controller's thread only."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        record: RunRecord,
+        status: Status,
+        generations: list[Generation],
+        begun: Callable[[], None],
+    ) -> None:
+        self._job, self._record, self._status = job, record, status
+        self._generations, self._begun = generations, begun
+        self._bad: set[tuple[int, int]] = set()
+        self.evaluation: dict[str, Any] | None = None
+
+    @property
+    def bad_samples(self) -> int:
+        """Damaged samples met so far, each counted once however often its step is redone."""
+        return len(self._bad)
+
+    def take(self, ident: str, message: Message) -> None:
+        """One message of a worker.
+
+        Raises:
+            JobFailed: more samples are damaged than the job allows.
+        """
+        if not 0 < message.get("gen", 0) <= len(self._generations):
+            return
+        generation = self._generations[message["gen"] - 1]
+        generation.last_word_at = time.monotonic()
+        first_rank = message["rank"] == 0
+        match message["t"]:
+            case "end":
+                generation.signed_off.add(ident)
+            case "ready":
+                for phase, seconds in message["phases"].items():
+                    generation.phases[phase] = max(generation.phases.get(phase, 0.0), seconds)
+            case "step":
+                self._step(generation, message)
+            case "checkpoint" if first_rank:
+                self._status.checkpoint_step = message["step"]
+                self._tell("checkpoint", f"checkpoint of step {message['step']} is durable", message)
+            case "checkpoint_failed" if first_rank:
+                self._tell("checkpoint_failed", f"checkpoint failed: {message['problem']}", message)
+            case "eval" if first_rank:
+                self.evaluation = {k: v for k, v in message.items() if k not in ("t", "gen", "rank")}
+                text = f"held out: {message['accuracy']:.1%} right, chance {message['chance']:.1%}"
+                self._tell("evaluation", text, message)
+
+    def _step(self, generation: Generation, message: Message) -> None:
+        first = generation.first_step_at is None
+        generation.note_step(message)
+        for bad in message["bad"]:
+            self._bad_sample(bad)
+        if message["rank"] == 0:
+            if first:
+                self._first_step(generation)
+            self._status.note(message, generation)
+            row = {k: v for k, v in message.items() if k not in ("t", "ids", "bad", "rank")}
+            self._record.metrics(row | {"layout": str(generation.plan.layout)})
+            if message["skipped"]:
+                step = message["step"]
+                self._record.event("skipped", f"step {step}: gradient not finite, step skipped", step=step)
+        gathered = generation.gather(message)
+        if gathered is not None:
+            ids, tokens = gathered
+            self._record.ledger(message["step"], generation.number, ids)
+            self._status.note_tokens(tokens, message["step_s"])
+
+    def _first_step(self, generation: Generation) -> None:
+        self._begun()
+        seconds = generation.recovery_s
+        if seconds is not None:
+            # The rest of the time: the orders' way to the workers, the first batch, and the step itself.
+            generation.phases["first_step"] = max(0.0, seconds - sum(generation.phases.values()))
+            self._record.event(
+                "recovered",
+                f"generation {generation.number}: first step {seconds:.2f} s after the "
+                f"{'change' if generation.planned else 'fault'}",
+                gen=generation.number,
+                seconds=seconds,
+                phases=generation.phases,
+            )
+        self._status.generations = [generation_row(item) for item in self._generations]
+
+    def _bad_sample(self, bad: Message) -> None:
+        key = (bad["position"], bad["attempt"])
+        if key in self._bad:
+            return
+        self._bad.add(key)
+        self._status.bad_samples = len(self._bad)
+        self._record.event("bad_sample", f"sample {bad['key']} replaced: {bad['cause']}", **bad)
+        read = (max(generation.step for generation in self._generations) + 1) * self._job.train.global_batch
+        share = self._job.data.max_bad_fraction
+        if len(self._bad) > share * max(read, BAD_FLOOR):
+            raise JobFailed(
+                f"{len(self._bad)} of about {read} samples are damaged, more than data.max_bad_fraction={share:g} "
+                f"allows; last: {bad['key']}: {bad['cause']}. Repair the data (events.jsonl names every damaged "
+                f"sample) or raise data.max_bad_fraction"
+            )
+
+    def _tell(self, kind: str, text: str, message: Message) -> None:
+        self._record.event(kind, text, **{key: value for key, value in message.items() if key not in ("t", "rank")})

@@ -1,0 +1,62 @@
+"""Where a generation starts: the newest checkpoint that is intact as far as is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planaria.config import JobConfig
+from planaria.control.failure import JobFailed
+from planaria.state.vault import Vault
+
+Tell = Callable[..., None]
+
+
+class Resume:
+    """Chooses the checkpoint to start from, and remembers which turned out to be damaged."""
+
+    def __init__(self, vault: Vault, job: JobConfig, run_dir: str, tell: Tell) -> None:
+        self._vault, self._job, self._run_dir, self._tell = vault, job, run_dir, tell
+        self._damaged: set[int] = set()
+        self._checked = False
+
+    def damaged(self, step: int, problem: str) -> None:
+        """Never offer the checkpoint of ``step`` again."""
+        if step not in self._damaged:
+            self._damaged.add(step)
+            self._tell("checkpoint_damaged", f"{problem}; falling back to an older checkpoint", step=step)
+
+    def step(self) -> int | None:
+        """Step of the checkpoint to start from; None to start afresh.
+
+        Raises:
+            JobFailed: there are checkpoints but none is intact, or they are another model's.
+        """
+        found = self._vault.list("shallow")
+        for info in found:
+            if info.intact and info.step not in self._damaged:
+                self._check_same_job(info.step)
+                return info.step
+            self.damaged(info.step, info.problem or f"checkpoint of step {info.step} is damaged")
+        if found:
+            raise JobFailed(
+                f"none of the {len(found)} checkpoints in {self._run_dir} is intact (see events.jsonl); restore one, "
+                f"or start afresh under another name"
+            )
+        return None
+
+    def _check_same_job(self, step: int) -> None:
+        """A run directory belongs to one job: refuse another model, tell of a changed course."""
+        if self._checked:
+            return
+        self._checked = True
+        with self._vault.at(step) as checkpoint:
+            before = dict(checkpoint.meta.get("job") or {})
+        now = self._job.model_dump(mode="json")
+        if before.get("model") != now["model"]:
+            raise JobFailed(
+                f"{self._run_dir} holds checkpoints of another model ({before.get('model')}, not {now['model']}); "
+                f"choose another name, or remove that folder"
+            )
+        changed = [key for key in ("seed", "data", "optim", "train") if before.get(key) != now[key]]
+        note = f"; changed since: {', '.join(changed)}" if changed else ""
+        self._tell("resumed", f"going on from the checkpoint of step {step}{note}", step=step, changed=changed)

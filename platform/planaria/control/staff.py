@@ -1,0 +1,151 @@
+"""The job's processes: start them where there is room, replace those that are lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from planaria.config import JobConfig
+from planaria.control.events import Event, Started
+from planaria.control.failure import JobFailed
+from planaria.control.members import Life, Member, Members, placements
+from planaria.control.nodes import NodeTrust
+from planaria.observe.record import RunRecord
+from planaria.planner.plan import WorkerSlot
+from planaria.runtime.fleet import Fleet
+
+START_LIMIT_S = 180.0
+"""A worker that has not come up by then is started again elsewhere."""
+LOADER_TRIES = 3
+
+
+class Staff:
+    """Workers and loaders. Called from the controller's thread only; answers come back as events."""
+
+    def __init__(self, job: JobConfig, fleet: Fleet, record: RunRecord, tell: Callable[[Event], None]) -> None:
+        self._job, self._fleet, self._record, self._tell = job, fleet, record, tell
+        self.workers, self.loaders = Members("worker"), Members("loader")
+        self.trust = NodeTrust()
+        self.capacity: dict[str, int] = {}
+        self.last_arrival = time.monotonic()
+        self._known_nodes: set[str] = set()
+        self._loader_failures = 0
+
+    def slots(self) -> list[WorkerSlot]:
+        """Ready workers, up to the job's maximum, for the planner."""
+        return self.workers.slots()[: self._job.elastic.max_workers]
+
+    def loader_handles(self) -> list[Any]:
+        """Loaders that answer."""
+        return [member.handle for member in self.loaders.of(Life.READY)]
+
+    def settled(self) -> bool:
+        """Whether nobody else can be expected on the nodes that are there."""
+        starting = any(self.workers.of(Life.STARTING))
+        return not starting and len(self.workers.slots()) >= sum(self.capacity.values()) > 0
+
+    def fill(self) -> None:
+        """Start workers where there is room, up to the maximum, and missing loaders."""
+        now = time.monotonic()
+        for member in list(self.workers.of(Life.STARTING)):
+            if now - member.since > START_LIMIT_S:
+                self.lose(member.ident, f"did not come up within {START_LIMIT_S:.0f} s")
+        carried = self.workers.per_node()
+        usable = {node: places for node, places in self.capacity.items() if self.trust.usable(node, now)}
+        # A start on a node under suspicion may hang until Ray finds the node dead; it must not take the
+        # place of one that another node could have.
+        doubtful = sum(1 for m in self.workers.of(Life.STARTING) if m.node in self.trust.suspects())
+        wanted = self._job.elastic.max_workers - sum(carried.values()) + doubtful
+        for node in placements(usable, carried, wanted):
+            ident = self.workers.next_ident()
+            handle = self._fleet.start_worker(ident, node)
+            self.workers.add(Member(ident, node, handle))
+            self._when_ready(ident, handle.ready.options(concurrency_group="control").remote())
+        for _ in range(self._job.data.loaders - len(list(self.loaders.of(Life.STARTING, Life.READY)))):
+            ident = self.loaders.next_ident()
+            handle = self._fleet.start_loader(ident)
+            self.loaders.add(Member(ident, "", handle))
+            self._when_ready(ident, handle.ready.remote())
+
+    def _when_ready(self, ident: str, reference: Any) -> None:
+        def done(future: Any) -> None:
+            error = future.exception()
+            self._tell(Started(ident, 0 if error is not None else future.result(), error))
+
+        reference.future().add_done_callback(done)
+
+    def started(self, event: Started) -> bool:
+        """A process answered for the first time, or could not start; returns whether it is ready now.
+
+        Raises:
+            JobFailed: it failed in a way that another try cannot mend.
+        """
+        members = self._of(event.ident)
+        member = members.get(event.ident)
+        if member is None or member.life is not Life.STARTING:
+            return False
+        if event.error is not None:
+            self._start_failed(event.ident, event.error)
+            return False
+        members.ready(event.ident, event.pid)
+        self.last_arrival = time.monotonic()
+        if member.node:
+            self.trust.proved(member.node)
+        else:
+            self._loader_failures = 0
+        self._record.event("joined", f"{event.ident} is ready", member=event.ident, node=member.node, pid=event.pid)
+        return True
+
+    def _start_failed(self, ident: str, error: BaseException) -> None:
+        cause = getattr(error, "cause", None)
+        if self.is_loader(ident) and isinstance(cause, Exception):
+            self._loader_failures += 1
+            if not isinstance(cause, OSError) or self._loader_failures > LOADER_TRIES:
+                raise JobFailed(f"the data cannot be opened: {cause}")
+        elif isinstance(error, ray.exceptions.RayTaskError):
+            raise JobFailed(f"{ident} cannot start: {cause or error}")
+        self.lose(ident, f"{type(error).__name__} while starting")
+
+    def lose(self, ident: str, why: str) -> bool:
+        """A process is gone, or shall be; returns False if that was known."""
+        members = self._of(ident)
+        member = members.get(ident)
+        if member is None or not members.lose(ident):
+            return False
+        self._record.event("lost", f"{ident} lost: {why}", member=ident, node=member.node, pid=member.pid)
+        self._fleet.kill(member.handle)
+        if member.node:
+            self.trust.failed(member.node, time.monotonic())
+        return True
+
+    def nodes(self, capacity: dict[str, int]) -> list[tuple[str, str]]:
+        """Take a look at the cluster in; returns the workers (with the reason) whose nodes have left."""
+        for node in set(capacity) - set(self.capacity):
+            if node not in self._known_nodes:
+                self._known_nodes.add(node)
+                self.trust.proved(node)
+            self._record.event("node_joined", f"node {node[:8]} has {capacity[node]} place(s)", node=node)
+        orphans: list[tuple[str, str]] = []
+        for node in set(self.capacity) - set(capacity):
+            self._record.event("node_left", f"node {node[:8]} left", node=node)
+            living = self.workers.of(Life.STARTING, Life.READY)
+            orphans += [(member.ident, f"its node {node[:8]} left") for member in living if member.node == node]
+        self.capacity = capacity
+        return orphans
+
+    def end_all(self) -> None:
+        """End every process."""
+        for members in (self.workers, self.loaders):
+            for member in members.of(Life.STARTING, Life.READY):
+                self._fleet.kill(member.handle)
+
+    @staticmethod
+    def is_loader(ident: str) -> bool:
+        """Whether the name is a loader's."""
+        return ident.startswith("loader-")
+
+    def _of(self, ident: str) -> Members:
+        return self.loaders if self.is_loader(ident) else self.workers

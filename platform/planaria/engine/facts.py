@@ -1,0 +1,26 @@
+"""What the planner must know of a model."""
+
+from __future__ import annotations
+
+from planaria.config import ConfigError, JobConfig
+from planaria.engine.initial import build
+from planaria.engine.tensor_parallel import ShardingError, check_divides
+from planaria.planner.plan import ModelFacts
+from planaria.recipe import Recipe
+
+
+def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
+    """Counts that tensor parallelism must divide, and the number of parameters.
+
+    Raises:
+        ConfigError: the configured tensor-parallel degree does not fit the model.
+    """
+    model = build(recipe, job)
+    rules = recipe.sharding(model)
+    try:
+        check_divides(rules, job.layout.tp)
+    except ShardingError as error:
+        raise ConfigError(f"layout.tp: {error}") from None
+    if job.layout.tp > 1 and not rules.colwise:
+        raise ConfigError(f"layout.tp: {job.layout.tp}, but the recipe has no tensor-parallel rules; set layout.tp=1")
+    return ModelFacts(tp_divides=dict(rules.heads), parameters=sum(p.numel() for p in model.parameters()))

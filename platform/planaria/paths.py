@@ -1,0 +1,20 @@
+"""Paths that mean the same in every process, whatever its working directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.config import JobConfig
+
+_PATHS = (("data", "path"), ("data", "val_path"), ("data", "tokenizer"), ("model", "path"))
+
+
+def absolute_paths(job: JobConfig) -> JobConfig:
+    """``job`` with its relative paths taken from this process's working directory."""
+    tree = job.model_dump(mode="json")
+    for section, key in _PATHS:
+        value = (tree[section] or {}).get(key)
+        if value is not None and not (key == "tokenizer" and value == "bytes"):
+            tree[section][key] = str(Path(value).expanduser().absolute())
+    tree["storage"] = str(Path(tree["storage"]).expanduser().absolute())
+    return JobConfig.model_validate(tree)

@@ -1,0 +1,70 @@
+"""Real Ray nodes, real faults; and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/cluster" in str(item.path):
+            item.add_marker(pytest.mark.cluster)
+
+
+def _processes() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def _listening() -> set[int]:
+    pids = _processes() | {os.getpid()}
+    found = set()
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.pid in pids:
+            found.add(connection.laddr.port)
+    return found
+
+
+@pytest.fixture
+def temp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of the test's own; short, for Ray's sockets lie in it. ``tmp_path`` stays elsewhere."""
+    folder = Path(tempfile.mkdtemp(prefix="pl"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
+    """Processes, ports, shared memory and temporary files are as many after the test as before."""
+    shared_memory, listening, processes = _shared_memory(), _listening(), _processes()
+    yield
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and _processes() - processes:
+        time.sleep(0.2)
+    left = [psutil.Process(pid).cmdline() for pid in _processes() - processes]
+    assert not left
+    assert _shared_memory() <= shared_memory
+    assert not list(temp_folder.iterdir())
+    assert _listening() <= listening
+
+
+@pytest.fixture
+def emoji() -> Path:
+    """The folder of real image-caption pairs beside the repository."""
+    folder = Path(__file__).resolve().parents[3] / "shared" / "data" / "emoji"
+    if not folder.is_dir():
+        pytest.skip(f"no real image-caption pairs at {folder.name} beside the repository")
+    return folder

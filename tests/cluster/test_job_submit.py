@@ -1,0 +1,81 @@
+"""The way that users take: ``ray job submit --working-dir . -- python jobs/train.py CONFIG``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.runs import Run, node_of_worker, wait_for
+
+from planaria.runtime.local_cluster import LocalCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _submit(cluster: LocalCluster, storage: Path, emoji: Path, *overrides: str) -> subprocess.Popen[str]:
+    sets = [part for override in overrides for part in ("--set", override)]
+    variables = f'{{"env_vars": {{"PLANARIA_EMOJI": "{emoji}", "PLANARIA_STORAGE": "{storage}"}}}}'
+    command = [
+        *(str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", cluster.dashboard),
+        *("--working-dir", ".", "--runtime-env-json", variables),
+        *("--", "python", "jobs/train.py", "jobs/configs/emoji.yaml", *sets),
+    ]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_submitted_job_trains_on_real_pairs_and_survives_a_kill(tmp_path: Path, emoji: Path) -> None:
+    with LocalCluster(2, dashboard=True, connect=False) as cluster:
+        job = _submit(cluster, tmp_path, emoji, "train.steps=60", "elastic.max_workers=2", "evaluate.samples=16")
+        name = "emoji"
+        try:
+            wait_for(lambda: len(Run(tmp_path, name).metrics) > 25 or job.poll() is not None, 240, "training")
+            run = Run(tmp_path, name)
+            cluster.kill_node(node_of_worker(cluster, run, run.of("generation")[0]["workers"][1]))
+            output, _ = job.communicate(timeout=240)
+        finally:
+            job.kill()
+        assert job.returncode == 0, output
+        assert "succeeded" in output.lower()
+    run = Run(tmp_path, name)
+    losses = run.losses()
+    assert sorted(losses) == list(range(60))
+    assert sum(losses[step] for step in range(50, 60)) < 0.8 * sum(losses[step] for step in range(10))
+    assert [event["layout"] for event in run.of("generation")][:2] == ["dp_shard2", "single"]
+
+
+@pytest.mark.parametrize("override", ["train.steps=nonsense"])
+def test_the_status_of_a_submitted_job_is_true_to_its_failure(tmp_path: Path, override: str) -> None:
+    with LocalCluster(1, dashboard=True, connect=False) as cluster:
+        job = _submit(cluster, tmp_path, tmp_path, override)
+        output, _ = job.communicate(timeout=120)
+    assert job.returncode != 0
+    assert "train.steps" in output
+    assert "failed" in output.lower()
+
+
+def test_a_stopped_submission_leaves_a_checkpoint(tmp_path: Path, emoji: Path) -> None:
+    with LocalCluster(1, dashboard=True, connect=False) as cluster:
+        job = _submit(cluster, tmp_path, emoji, "train.steps=5000", "elastic.max_workers=1", "checkpoint.every=5000")
+        try:
+            wait_for(lambda: len(Run(tmp_path, "emoji").metrics) > 5 or job.poll() is not None, 240, "training")
+            ray = str(Path(sys.executable).parent / "ray")
+            listed = subprocess.run(
+                [ray, "job", "list", "--address", cluster.dashboard], capture_output=True, text=True, timeout=60
+            )
+            name = next(word for word in listed.stdout.replace("'", " ").split() if word.startswith("raysubmit_"))
+            subprocess.run([ray, "job", "stop", "--address", cluster.dashboard, name], check=True, timeout=60)
+            job.communicate(timeout=60)
+            deadline = time.monotonic() + 20
+            while not Run(tmp_path, "emoji").of("stopped") and time.monotonic() < deadline:
+                time.sleep(0.2)
+        finally:
+            if job.poll() is None:
+                os.kill(job.pid, signal.SIGKILL)
+    run = Run(tmp_path, "emoji")
+    assert run.of("stopped")
+    assert run.of("checkpoint")[-1]["step"] == max(run.losses()) + 1
