@@ -55,6 +55,14 @@ def test_empty_section_counts_as_left_out(job):
     assert job(MINIMAL + "data:\noptim:\n  schedule:\n") == job()
 
 
+def test_the_model_section_may_be_left_out_for_a_recipe_of_ones_own(job):
+    config = job("train: {steps: 2, global_batch: 8}\n")
+    assert config.model is None
+    assert job("model:\ntrain: {steps: 2, global_batch: 8}\n") == config
+    assert parse(config.model_dump(mode="json")) == config
+    assert job("train: {steps: 2, global_batch: 8}\n", "model.preset=a").model.preset == "a"
+
+
 # Files
 
 

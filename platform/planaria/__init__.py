@@ -6,14 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planaria.config import ConfigError, JobConfig
+    from planaria.recipe import BadSample, MicroBatch, Recipe, ShardingRules
     from planaria.trainer import ElasticTrainer, TrainingFailed, TrainingStopped
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "ElasticTrainer", "JobConfig", "TrainingFailed", "TrainingStopped", "__version__"]
+__all__ = [
+    "BadSample",
+    "ConfigError",
+    "ElasticTrainer",
+    "JobConfig",
+    "MicroBatch",
+    "Recipe",
+    "ShardingRules",
+    "TrainingFailed",
+    "TrainingStopped",
+    "__version__",
+]
 
 _HOMES = {
     "ConfigError": "planaria.config",
     "JobConfig": "planaria.config",
+    "BadSample": "planaria.recipe",
+    "MicroBatch": "planaria.recipe",
+    "Recipe": "planaria.recipe",
+    "ShardingRules": "planaria.recipe",
     "ElasticTrainer": "planaria.trainer",
     "TrainingFailed": "planaria.trainer",
     "TrainingStopped": "planaria.trainer",

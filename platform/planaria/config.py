@@ -212,7 +212,7 @@ class JobConfig(Section):
         "planaria", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="run name: a folder under storage"
     )
     seed: int = Field(0, ge=0)
-    model: ModelConfig
+    model: ModelConfig | None = Field(None, description="left out when the recipe is the user's own")
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig
@@ -351,7 +351,7 @@ def _fill_empty_sections(section: type[BaseModel], tree: Mapping[str, Any]) -> d
     filled: dict[str, Any] = {}
     for key, value in tree.items():
         below = subsection(section, key)
-        if below and value is None:
+        if below and value is None and section.model_fields[key].default is not None:
             value = {}
         filled[key] = _fill_empty_sections(below, value) if below and isinstance(value, Mapping) else value
     return filled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,10 @@ def subsection(section: type[BaseModel] | None, key: object) -> type[BaseModel] 
     """The section class under ``key``, or None where it holds a plain value or is unknown."""
     field = section.model_fields.get(str(key)) if section else None
     annotation = field.annotation if field else None
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    for choice in (annotation, *typing.get_args(annotation)):  # a section, or one that may be left out
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    return None
 
 
 def _known_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from planaria.config import JobConfig
+    from planaria.state.boxes import Box
+
 
 class BadSample(Exception):
     """A sample that cannot be decoded. ``key`` names it, ``cause`` says why.
@@ -61,9 +64,15 @@ class ShardingRules:
     """How a model is cut. Everything has a default, so a plain module needs none of it.
 
     ``units``: dotted names of the modules that FSDP2 gathers one at a time (default: none, one root
-    unit). ``colwise``/``rowwise``: leaf names of ``nn.Linear`` inside a unit that tensor parallelism
-    splits by output/input features; the parent of colwise leaves must take the hidden states as its
-    first argument or as ``hidden_states``. ``replicate``: leaf names inside a unit that TP keeps whole.
+    unit); none may lie inside another.
+
+    ``colwise``/``rowwise``: leaf names of ``nn.Linear`` inside a unit that tensor parallelism splits by
+    output/input features. Their parent is a sub-module of the unit (attention, MLP) that takes the hidden
+    states as its first argument or as ``hidden_states``, holds both kinds, and adds no residual of its own.
+
+    ``replicate``: names inside a unit of modules that TP keeps whole, with all that is in them; under
+    sequence parallelism these must work position by position.
+
     ``sequence_parallel``: one (first unit, module after the last unit) pair per stack of units whose
     activations [batch, sequence, hidden] may be sharded along the sequence between attention and MLP.
     """
@@ -117,6 +126,29 @@ class MetaRecipe(Protocol):
         ``model`` is the whole model on the meta device, to look up owners and configs; the global random
         generator is seeded by the caller from (job seed, name). ``name`` is ``""`` for everything outside the units.
         """
+        ...
+
+
+class StateReader(Protocol):
+    """Where an engine takes its state from: a checkpoint, peers' memory, weights on disk, or fresh ones."""
+
+    @property
+    def step(self) -> int:
+        """Steps completed in this state."""
+        ...
+
+    def read(self, tensor: str, box: Box) -> torch.Tensor:
+        """The part ``box`` of the global tensor ``model/NAME`` or ``optim/KEY[/NAME]``, on the CPU."""
+        ...
+
+
+@runtime_checkable
+class PretrainedRecipe(Protocol):
+    """A recipe that may start from weights on disk. Every worker must be able to read them."""
+
+    def initial_state(self, job: JobConfig) -> StateReader | None:
+        """The state before the first step, of step 0, or None to initialise afresh. Checks what can be checked
+        without reading the weights, and raises :class:`planaria.config.ConfigError`."""
         ...
 
 

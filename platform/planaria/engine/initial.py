@@ -9,30 +9,23 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from planaria.config import JobConfig
-from planaria.recipe import MetaRecipe, Recipe
+from planaria.recipe import MetaRecipe, PretrainedRecipe, Recipe, StateReader
 from planaria.state.boxes import Box
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 """Dtype of the master weights by precision."""
 
 
-class StateReader(Protocol):
-    """Where an engine takes its state from: a checkpoint, peers' memory, or the initial weights."""
-
-    @property
-    def step(self) -> int:
-        """Steps completed in this state."""
-        ...
-
-    def read(self, tensor: str, box: Box) -> Tensor:
-        """The part ``box`` of the global tensor ``model/NAME`` or ``optim/KEY/NAME``, on the CPU."""
-        ...
+def first_state(recipe: Recipe, job: JobConfig) -> StateReader:
+    """The state before the first step: the recipe's own weights if it has some, else fresh ones."""
+    given = recipe.initial_state(job) if isinstance(recipe, PretrainedRecipe) else None
+    return InitialState(recipe, job) if given is None else given
 
 
 def build(recipe: Recipe, job: JobConfig) -> nn.Module:
@@ -80,10 +73,12 @@ class InitialState:
         return self._unit[1][name]
 
 
-def materialise(
-    recipe: MetaRecipe, job: JobConfig, model: nn.Module, name: str, without: list[str] | tuple[str, ...]
-) -> nn.Module:
-    """An initialised CPU copy of ``model``'s submodule ``name``, its submodules ``without`` left out."""
+def materialise(recipe: MetaRecipe, job: JobConfig, model: nn.Module, name: str, without: Sequence[str]) -> nn.Module:
+    """An initialised CPU copy of ``model``'s submodule ``name``, its submodules ``without`` left out.
+
+    Raises:
+        RuntimeError: ``init_module`` left something uninitialised, which would train as garbage.
+    """
     removed = {unit: model.get_submodule(unit) for unit in without}
     for unit in removed:
         _replace(model, unit, nn.Identity())
@@ -95,20 +90,30 @@ def materialise(
     ties = tied_names(module)
     module.to_empty(device="cpu")
     retie(module, ties)
+    floats = {
+        key: value for key, value in (*module.named_parameters(), *module.named_buffers()) if value.is_floating_point()
+    }
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for value in floats.values():
+            value.fill_(torch.nan)
         torch.manual_seed(seed_of(job.seed, name))
         recipe.init_module(model, name, module)
+        left = [f"{name}.{key}".lstrip(".") for key, value in floats.items() if value.isnan().any()]
+    if left:
+        raise RuntimeError(f"{type(recipe).__name__}.init_module does not initialise {', '.join(left)}")
     return module
 
 
 def restore_buffers(recipe: MetaRecipe, job: JobConfig, model: nn.Module) -> None:
     """Fill the buffers of a model that came from the meta device (rotary frequencies, position ids)."""
     meta = build(recipe, job)  # type: ignore[arg-type]
+    units = recipe.sharding(meta).units  # type: ignore[attr-defined]
     for name, module in meta.named_modules():
         own = [key for key, buffer in module.named_buffers(recurse=False) if buffer is not None]
         if not own:
             continue
-        filled = materialise(recipe, job, meta, name, ())
+        below = [unit for unit in units if unit.startswith(f"{name}." if name else "")]
+        filled = materialise(recipe, job, meta, name, below)
         target = model.get_submodule(name)
         for key in own:
             getattr(target, key).copy_(getattr(filled, key))

@@ -12,12 +12,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
-from planaria.engine.initial import StateReader, build, restore_buffers, retie, tied_names
+from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.optimizer import ShardedOptimizer
 from planaria.engine.sharded import Shard, fsdp_modules, shard_model
 from planaria.layout import Layout, LayoutError
-from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe
+from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader
+from planaria.state.boxes import Box
 from planaria.state.writer import Piece
+
+UPDATES = "optim/updates"
+"""Name of the scalar that counts the optimizer's updates."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class NativeEngine:
             shard.parameter = parameters[shard.name]
         lr_scale = recipe.lr_scale if isinstance(recipe, GroupedRecipe) else _same_rate
         self.optimizer = ShardedOptimizer(self.shards, job.optim, job.train.steps, lr_scale)
-        self._tp_rank = mesh.get_local_rank("tp")
+        self._units = list(fsdp_modules(self.model))
+        self._rank, self._tp_rank = mesh.get_rank(), mesh.get_local_rank("tp")
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -77,11 +82,14 @@ class NativeEngine:
             for shard in self.shards:
                 shard.local().copy_(state.read(f"model/{shard.name}", shard.box))
         if state.step > 0:
-            self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), state.step)
+            updates = int(state.read(UPDATES, Box.whole(())))
+            self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), updates)
         self.step_done = state.step
 
     def pieces(self) -> Iterator[Piece]:
         """The slices that this rank contributes to a checkpoint."""
+        if self._rank == 0:
+            yield Piece(UPDATES, (), Box.whole(()), torch.tensor(self.optimizer.updates))
         for shard in self.shards:
             if shard.stored:
                 yield _piece(f"model/{shard.name}", shard, shard.local())
@@ -91,7 +99,8 @@ class NativeEngine:
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of every tensor that a complete checkpoint holds."""
-        shapes = {f"model/{shard.name}": shard.global_shape for shard in self.shards}
+        shapes: dict[str, tuple[int, ...]] = {UPDATES: ()}
+        shapes |= {f"model/{shard.name}": shard.global_shape for shard in self.shards}
         for key, shard, _ in self.optimizer.state():
             shapes[f"optim/{key}/{shard.name}"] = shard.global_shape
         return shapes
@@ -106,12 +115,11 @@ class NativeEngine:
             total_targets: number of targets in the global batch; the loss is divided by it.
         """
         self.model.train()
+        # Dropout masks are alike in a tensor-parallel group, where ranks hold the same activations.
+        torch.manual_seed(seed_of(self.job.seed, f"step {self.step_done} dp {self.layout.dp_rank(self._rank)}"))
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         for index, batch in enumerate(micro_batches):
-            last = index == len(micro_batches) - 1
-            for module in fsdp_modules(self.model):
-                # Gradients of all micro-batches accumulate locally and are reduced once.
-                module.set_requires_gradient_sync(last, recurse=False)
+            self._reduce_gradients(last=index == len(micro_batches) - 1)
             loss = self.recipe.loss(self.model, self._to_device(batch))
             (loss / max(1, total_targets)).backward()
             loss_sum += loss.detach().double()
@@ -133,7 +141,19 @@ class NativeEngine:
         assert isinstance(self.recipe, ScoredRecipe)
         self.model.eval()
         with torch.no_grad():
-            return self.recipe.score(self.model, self._to_device(batch))
+            scores = self.recipe.score(self.model, self._to_device(batch))
+        for module in self._units:  # without a backward pass the root stays gathered, and would outlive a load()
+            module.reshard()
+        return scores
+
+    def _reduce_gradients(self, *, last: bool) -> None:
+        """Before each micro-batch: where gradients are sharded, every one is reduce-scattered, so that they never
+        need more memory than their shard; what costs no memory to postpone is sent once, after the last."""
+        for module in self._units:
+            if self.layout.dp_shard > 1:
+                module.set_requires_all_reduce(last, recurse=False)
+            else:
+                module.set_requires_gradient_sync(last, recurse=False)
 
     def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
         # Arrays from the object store are read-only; torch wants writable memory.
@@ -161,10 +181,14 @@ class NativeEngine:
     def _global_sums(self, loss_sum: Tensor) -> tuple[float, float]:
         """(squared gradient norm, loss sum) over the whole world, each slice counted once."""
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
+        by_replicas: dict[int, list[Tensor]] = {}
         for shard in self.shards:
             grad = shard.grad()
             if grad is not None and grad.numel():
-                squares += grad.double().square().sum() / shard.replicas
+                by_replicas.setdefault(shard.replicas, []).append(grad)
+        for replicas, grads in by_replicas.items():
+            norms = torch._foreach_norm(grads, 2, torch.float64)
+            squares += torch.stack(norms).square().sum() / replicas
         own_loss = loss_sum if self._tp_rank == 0 else torch.zeros_like(loss_sum)
         sums = torch.stack([squares, own_loss])
         dist.all_reduce(sums)

@@ -42,6 +42,8 @@ class ShardedOptimizer:
             key = (float(group["lr"]), float(group["weight_decay"]))  # type: ignore[arg-type]
             merged.setdefault(key, group | {"params": []})["params"].extend(group["params"])  # type: ignore[attr-defined]
         self._peak = [lr for lr, _ in merged]
+        self.updates = 0
+        """Updates applied so far: fewer than the steps done where a step was skipped. Sets Adam's bias correction."""
         if config.name == "adamw":
             self.torch: torch.optim.Optimizer = torch.optim.AdamW(
                 list(merged.values()), betas=config.betas, eps=config.eps, foreach=True
@@ -64,6 +66,7 @@ class ShardedOptimizer:
         if grad_scale != 1.0:
             torch._foreach_mul_([view.grad for view in self._views if view.grad is not None], grad_scale)
         self.torch.step()
+        self.updates += 1
         for view in self._views:
             view.grad = None
         return self.config.lr * factor
@@ -76,15 +79,16 @@ class ShardedOptimizer:
                 value = held.get(key)
                 yield key, shard, torch.zeros_like(view) if value is None else value
 
-    def load(self, read: Callable[[str, Shard], Tensor], steps_done: int) -> None:
-        """Replace the state by ``read(state name, shard)``; ``steps_done`` sets the bias correction."""
+    def load(self, read: Callable[[str, Shard], Tensor], updates: int) -> None:
+        """Replace the state by ``read(state name, shard)`` after so many ``updates``."""
+        self.updates = updates
         for shard, view in zip(self.shards, self._views, strict=True):
             view.data = shard.local()
             held: dict[str, object] = {key: read(key, shard).to(view) for key in self._keys()}
             if self.config.name == "adamw":
-                held["step"] = torch.tensor(float(steps_done))
+                held["step"] = torch.tensor(float(updates))
             if held:
-                self.torch.state[view] = held  # type: ignore[assignment]
+                self.torch.state[view] = held
 
     def _keys(self) -> tuple[str, ...]:
         if self.config.name == "sgd" and not self.config.momentum:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from planaria.engine.initial import tied_names
-from planaria.engine.tensor_parallel import TPCut, apply_tensor_parallel, apply_vocabulary_parallel
+from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_parallel, apply_vocabulary_parallel
 from planaria.layout import Layout
 from planaria.recipe import ShardingRules
 from planaria.state.boxes import Box, shard_rows, split_dim
@@ -65,7 +65,11 @@ def shard_model(
         model: unsharded; meta tensors stay meta, real ones are sliced.
         mesh: axes ``dp_replicate``, ``dp_shard``, ``tp`` (see :mod:`planaria.runtime.groups`).
         precision: ``fp32``, ``fp64`` or ``bf16`` (bf16 compute over float32 master weights).
+
+    Raises:
+        ShardingError: the model or its rules cannot be cut; on every layout alike where it is not about TP.
     """
+    check_model(model, rules)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     tied = {name for group in tied_names(model) for name in group}
     cuts = {name: TPCut() for name in shapes}
@@ -87,8 +91,39 @@ def shard_model(
         # The loss is already divided by the global count of targets: gradients are summed, not averaged.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        # A parameter that no sample of this rank reached (a missing modality) still takes part in the reduction.
+        module.set_reduce_scatter_unused_params(True, recurse=False)
 
     return [_describe(name, p, shapes[name], cuts[name], layout, mesh) for name, p in model.named_parameters()]
+
+
+def check_model(model: nn.Module, rules: ShardingRules) -> None:
+    """Raise :class:`ShardingError` for what no layout can cut, or could not without changing the mathematics."""
+    modules = dict(model.named_modules())
+    owner = {name: next((unit for unit in rules.units if f"{name}.".startswith(f"{unit}.")), "") for name in modules}
+    if unknown := [unit for unit in rules.units if unit not in modules or not unit]:
+        raise ShardingError(f"sharding rules: the model has no modules {', '.join(unknown)}; correct units")
+    if nested := [
+        unit
+        for unit in rules.units
+        if rules.units.count(unit) > 1 or any(unit.startswith(f"{other}.") for other in rules.units)
+    ]:
+        raise ShardingError(f"sharding rules: units {', '.join(nested)} lie inside other units; list each layer once")
+    for names in tied_names(model):
+        if len({owner[name.rpartition(".")[0]] for name in names}) > 1:
+            raise ShardingError(f"{' and '.join(names)} are one tensor in different units; leave one unit out")
+    if scalars := [name for name, parameter in model.named_parameters() if parameter.dim() == 0]:
+        raise ShardingError(f"parameters {', '.join(scalars)} have no dimension to shard; give them the shape (1,)")
+    running = [
+        name
+        for name, module in modules.items()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+    ]
+    if running:
+        raise ShardingError(
+            f"{', '.join(running)}: batch statistics depend on how a batch is cut, so results would change with the "
+            "layout; use LayerNorm or GroupNorm"
+        )
 
 
 def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:

@@ -9,7 +9,7 @@ Parameters stay plain tensors; :class:`TPCut` records how each local tensor sits
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -111,35 +111,44 @@ def _cut_unit(
     """Cut one unit; returns the matrices that no rule covers."""
     uncovered: list[str] = []
     split_parents: set[str] = set()
+    joined_parents: set[str] = set()
     for name, module in list(unit.named_modules()):
         parent, _, leaf = name.rpartition(".")
         full = f"{unit_name}.{name}" if name else unit_name
-        if isinstance(module, nn.Linear) and leaf in rules.colwise:
+        if not rules.replicate.isdisjoint(name.split(".")):
+            continue
+        if type(module) is nn.Linear and leaf in rules.colwise:
             split_parents.add(parent)
             _shrink(module, "weight", 0, group, full, cuts)
             _shrink(module, "bias", 0, group, full, cuts)
             module.out_features //= group.size()
-        elif isinstance(module, nn.Linear) and leaf in rules.rowwise:
+        elif type(module) is nn.Linear and leaf in rules.rowwise:
+            joined_parents.add(parent)
             _shrink(module, "weight", 1, group, full, cuts)
             module.in_features //= group.size()
             row = _as_row_linear(module, group, sequence)
-            cast(nn.Module, unit.get_submodule(parent) if parent else unit).register_module(leaf, row)
+            unit.get_submodule(parent).register_module(leaf, row)
             if module.bias is not None:
                 cuts[f"{full}.bias"] = TPCut(partial=sequence)
         else:
             for pname, parameter in module.named_parameters(recurse=False):
-                if parameter.dim() > 1 and leaf not in rules.replicate:
+                if parameter.dim() > 1:
                     uncovered.append(f"{full}.{pname} {list(parameter.shape)}")
+    for parent in sorted(split_parents ^ joined_parents | (split_parents & {""})):
+        where = f"{unit_name}.{parent}" if parent else unit_name
+        raise ShardingError(
+            f"{where} must be a sub-module of a unit that holds both colwise and rowwise layers and no residual "
+            "connection (attention, MLP); regroup the layers, or keep them whole with replicate"
+        )
     for parent in split_parents:
         _hook_input(unit.get_submodule(parent), c.gather_sequence if sequence else c.copy_to_tp, group)
-    _mark_partial(unit, unit_name, rules, split_parents, sequence, cuts)
+    _mark_partial(unit, unit_name, split_parents, sequence, cuts)
     return uncovered
 
 
 def _mark_partial(
     unit: nn.Module,
     unit_name: str,
-    rules: ShardingRules,
     split_parents: set[str],
     sequence: bool,
     cuts: dict[str, TPCut],
@@ -149,7 +158,7 @@ def _mark_partial(
     for name, _ in unit.named_parameters():
         full = f"{unit_name}.{name}"
         owner, _, _ = name.rpartition(".")
-        if cuts[full].dim is None and owner.rpartition(".")[2] not in rules.rowwise:
+        if cuts[full].dim is None and not isinstance(unit.get_submodule(owner), RowLinear):
             among_heads = any(owner == p or owner.startswith(p + ".") for p in split_parents if p)
             cuts[full] = TPCut(partial=sequence or among_heads)
 
@@ -176,11 +185,20 @@ def _as_row_linear(module: nn.Linear, group: dist.ProcessGroup, sequence: bool) 
 
 
 def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) -> None:
-    """Pass the hidden states that enter ``module`` through ``collective``."""
+    """Pass the hidden states that enter ``module`` through ``collective``.
+
+    For :data:`collectives.copy_to_tp` and the like, everything in ``module`` must lead through split weights:
+    the gradient of a residual inside would be counted once per rank.
+    """
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
             return (collective(args[0], group), *args[1:]), kwargs
+        if SEQUENCE_ARGUMENT not in kwargs:
+            raise ShardingError(
+                f"{type(module).__name__} is called without its hidden states; pass them first or as "
+                f"{SEQUENCE_ARGUMENT}="
+            )
         return args, kwargs | {SEQUENCE_ARGUMENT: collective(kwargs[SEQUENCE_ARGUMENT], group)}
 
     module.register_forward_pre_hook(hook, with_kwargs=True)

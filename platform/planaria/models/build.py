@@ -12,7 +12,7 @@ from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration,
 from planaria.config import ConfigError, ModelConfig
 from planaria.models.presets import PRESETS
 
-SUPPORTED = {"llava": LlavaForConditionalGeneration}
+SUPPORTED: dict[str, Any] = {"llava": LlavaForConditionalGeneration}
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 DECODERS = ("llama", "qwen2")
 
@@ -107,7 +107,7 @@ def _from_tree(tree: dict[str, Any], vocab_size: int, image_token_id: int) -> Pr
         raise ConfigError(
             f"model.config.model_type: {tree.get('model_type')!r} is not supported; use one of {', '.join(SUPPORTED)}"
         )
-    text = {"vocab_size": vocab_size, "pad_token_id": None} | dict(tree.get("text_config") or {})
+    text: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": None} | dict(tree.get("text_config") or {})
     vision = dict(tree.get("vision_config") or {})
     rest = {k: v for k, v in tree.items() if k not in ("model_type", "text_config", "vision_config")}
     try:
@@ -138,4 +138,10 @@ def _checked(config: PreTrainedConfig, key: str) -> PreTrainedConfig:
         raise ConfigError(
             f"{key}.vision_config.image_size: {vision.image_size} is not a multiple of patch_size {vision.patch_size}"
         )
+    layer, count = config.vision_feature_layer, vision.num_hidden_layers
+    for index in layer if isinstance(layer, list) else [layer]:
+        if not -count - 1 <= index <= count:  # entry 0 is the embedding, entry i the output of layer i-1
+            raise ConfigError(
+                f"{key}.vision_feature_layer: {index} is outside {-count - 1}..{count}, for a tower of {count} layers"
+            )
     return config

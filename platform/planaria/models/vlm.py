@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from planaria.config import ConfigError, JobConfig
+from planaria.config import ConfigError, JobConfig, ModelConfig
 from planaria.data.collate import VLMCollator
 from planaria.data.source import open_dataset
 from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import build, initialise
+from planaria.models.pretrained import PretrainedState
 from planaria.models.rules import sharding_rules
 from planaria.objectives.captioning import exact_match, token_loss_sum
-from planaria.recipe import Dataset, MicroBatch, ShardingRules
+from planaria.recipe import Dataset, MicroBatch, ShardingRules, StateReader
 
 PAD_MULTIPLE = 8
-"""Sequences are padded to a multiple of this, so that sequence parallelism divides them."""
+"""Sequences are padded to a multiple of this and of ``layout.tp``, so that sequence parallelism divides them."""
 
 
 class VLMRecipe:
-    """Implements :class:`planaria.recipe.Recipe` for the model and data sections of a job."""
+    """Implements :class:`planaria.recipe.Recipe` for the model and data sections of a job.
+
+    Raises:
+        ConfigError: the job has no model section.
+    """
 
     def __init__(self, job: JobConfig) -> None:
+        if job.model is None:
+            raise ConfigError(
+                "model: missing; add it (model: {preset: llava-tiny}), or give the trainer a recipe of your own"
+            )
         self.job = job
+
+    @property
+    def _model(self) -> ModelConfig:
+        assert self.job.model is not None  # checked at construction
+        return self.job.model
 
     def __getstate__(self) -> dict[str, Any]:
         return {"job": self.job}  # the rest is derived, and not everything in it can be pickled
@@ -38,17 +54,22 @@ class VLMRecipe:
     def config(self) -> Any:
         """The Hugging Face config; raises :class:`planaria.config.ConfigError`."""
         codec = self.codec
-        config = build.hf_config(self.job.model, vocab_size=codec.vocab_size, image_token_id=codec.image_id)
+        config = build.hf_config(self._model, vocab_size=codec.vocab_size, image_token_id=codec.image_id)
         if config.image_token_id != codec.image_id:
             raise ConfigError(
-                f"data.tokenizer: its image token is {codec.image_id}, but the model at {self.job.model.path!r} uses "
+                f"data.tokenizer: its image token is {codec.image_id}, but the model at {self._model.path!r} uses "
                 f"{config.image_token_id}; give the tokenizer directory that belongs to the model"
+            )
+        if config.text_config.vocab_size < codec.vocab_size:
+            raise ConfigError(
+                f"data.tokenizer: it has {codec.vocab_size} ids, but the model at {self._model.path!r} embeds only "
+                f"{config.text_config.vocab_size}; give the tokenizer directory that belongs to the model"
             )
         return config
 
     @cached_property
     def _collator(self) -> VLMCollator:
-        mean, std = build.pixel_statistics(self.config, self.job.model.path)
+        mean, std = build.pixel_statistics(self.config, self._model.path)
         return VLMCollator(
             self.codec,
             image_tokens=build.image_tokens(self.config),
@@ -56,7 +77,7 @@ class VLMRecipe:
             mean=mean,
             std=std,
             max_length=self.job.data.max_length,
-            pad_multiple=PAD_MULTIPLE,
+            pad_multiple=math.lcm(PAD_MULTIPLE, self.job.layout.tp),
         )
 
     def dataset(self, split: str) -> Dataset:
@@ -66,10 +87,16 @@ class VLMRecipe:
         return self._collator(samples, weights)
 
     def build_model(self) -> nn.Module:
-        return build.build_model(self.config, self.job.model.freeze)
+        return build.build_model(self.config, self._model.freeze)
 
     def init_module(self, model: nn.Module, name: str, module: nn.Module) -> None:
         initialise.init_module(model, name, module)
+
+    def initial_state(self, job: JobConfig) -> StateReader | None:
+        if self._model.path is None:
+            return None
+        with torch.device("meta"):
+            return PretrainedState(self._model.path, self.build_model())
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return token_loss_sum(model, batch)

@@ -1,0 +1,141 @@
+"""Weights of a local Hugging Face directory, read by box under the names of the model's own parameters.
+
+Names in a file differ from those of the module (LLaVA has none in common); transformers' own loader renames
+them, and so does this. Only the asked-for part of a tensor is read, so a rank needs memory for its shards alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from planaria.config import ConfigError
+from planaria.state.boxes import Box
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHOWN = 5
+"""Names that an error lists."""
+
+
+class PretrainedState:
+    """Implements :class:`planaria.recipe.StateReader` for a directory written by ``save_pretrained``.
+
+    Args:
+        path: directory with ``model.safetensors``, or its shards and their index; the same on every node.
+        model: the model whose parameters are asked for, e.g. on the meta device.
+
+    Raises:
+        ConfigError: no safetensors, a damaged file, or tensors that are missing, not known or of another shape.
+    """
+
+    step = 0
+
+    def __init__(self, path: str, model: PreTrainedModel | nn.Module) -> None:
+        assert isinstance(model, PreTrainedModel)
+        self._path = Path(path)
+        self._files: dict[Path, Any] = {}
+        found = dict(self._renamed(model))
+        self._sources: dict[str, tuple[Path, str]] = {}
+        aliases: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            aliases.setdefault(id(parameter), []).append(name)
+        missing = []
+        for name, parameter in model.named_parameters():
+            # Of tensors that are tied the file holds one, under either name.
+            source = next((found[alias] for alias in aliases[id(parameter)] if alias in found), None)
+            if source is None:
+                missing.append(name)
+                continue
+            shape = tuple(self._open(source[0]).get_slice(source[1]).get_shape())
+            if shape != tuple(parameter.shape):
+                raise ConfigError(
+                    f"model.path: {source[1]} in {source[0]} has the shape {list(shape)}, but config.json makes it "
+                    f"{list(parameter.shape)}; are both of the same model?"
+                )
+            self._sources[name] = source
+        if missing:
+            raise ConfigError(f"model.path: {path!r} lacks {_some(missing)}; is it complete, and of this architecture?")
+
+    def read(self, tensor: str, box: Box) -> Tensor:
+        """Part ``box`` of ``model/NAME``, in the dtype of the file; raises KeyError for anything else."""
+        kind, _, name = tensor.partition("/")
+        if kind != "model" or name not in self._sources:
+            raise KeyError(f"{self._path} holds no {tensor}")
+        file, key = self._sources[name]
+        part: Tensor = self._open(file).get_slice(key)[box.relative_to(Box.whole(box.stop))]
+        return part
+
+    def _renamed(self, model: PreTrainedModel) -> Iterator[tuple[str, tuple[Path, str]]]:
+        """(name in the model, (file, name in the file)) of every tensor that the model wants."""
+        known = model.state_dict()
+        buffers = {name for name, _ in model.named_buffers()}
+        mapping = get_model_conversion_mapping(model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        unknown = []
+        for file in self._shards():
+            for key in self._open(file).keys():  # noqa: SIM118  not a mapping
+                name, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, known)
+                if name not in known and key in known:
+                    name, converter = key, None
+                if converter is not None:
+                    raise ConfigError(
+                        f"model.path: {key} in {file} must be converted, not only renamed; load the directory with "
+                        "this version of transformers, save_pretrained() it, and give the result"
+                    )
+                if name in known:
+                    yield name, (file, key)
+                elif name not in buffers and not _ignored(model, name):
+                    unknown.append(key)
+        if unknown:
+            raise ConfigError(
+                f"model.path: {str(self._path)!r} holds {_some(unknown)}, for which the model has no place; "
+                "is config.json the one that belongs to these weights?"
+            )
+
+    def _shards(self) -> list[Path]:
+        if (self._path / SINGLE).is_file():
+            return [self._path / SINGLE]
+        index = self._path / INDEX
+        if not index.is_file():
+            raise ConfigError(
+                f"model.path: {str(self._path)!r} holds neither {SINGLE} nor {INDEX}; convert the weights with "
+                "save_pretrained() of a recent transformers"
+            )
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"model.path: {index} is damaged ({error!r}); fetch the directory again") from None
+        return [self._path / name for name in names]
+
+    def _open(self, file: Path) -> Any:
+        if file not in self._files:
+            try:
+                self._files[file] = safe_open(str(file), framework="pt", device="cpu")
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(f"model.path: {file} cannot be read ({error}); fetch the directory again") from None
+        return self._files[file]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{len(names)} tensors ({', '.join(names[:SHOWN])}{more})"
+
+
+def _ignored(model: PreTrainedModel, name: str) -> bool:
+    """Whether a part of the model says that a tensor of this name in a file means nothing."""
+    for prefix, part in model.named_modules():
+        if isinstance(part, PreTrainedModel) and name.startswith(f"{prefix}." if prefix else ""):
+            patterns = part._keys_to_ignore_on_load_unexpected or ()
+            if any(re.search(pattern, name) for pattern in patterns):
+                return True
+    return False
