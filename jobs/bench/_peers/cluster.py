@@ -15,6 +15,9 @@ LIMIT_S = 60.0
 class BenchCluster(LocalCluster):
     """A local cluster that knows which node a process belongs to."""
 
+    def __enter__(self) -> BenchCluster:
+        return self
+
     def node_with(self, pid: int) -> Any:
         """The node that runs process ``pid``."""
         return next(node for node in self.nodes if pid in {process.pid for process in self.processes_of(node)})

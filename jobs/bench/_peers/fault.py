@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from _peers.work import Work
 
+from _peers.work import Work
 from planaria.observe.record import read_lines
 
 if TYPE_CHECKING:

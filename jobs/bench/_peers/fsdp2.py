@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from _peers.work import Work
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from _peers.work import Work
 from planaria.data.builder import BatchBuilder
 from planaria.data.plan import micro_batch_plan
 from planaria.models.vlm import VLMRecipe
@@ -49,6 +49,7 @@ class Trainer:
         targets = torch.tensor(sum(batch.targets for batch in share))
         dist.all_reduce(targets)
         total = torch.zeros(())
+        assert isinstance(self.model, FSDPModule)
         for index, batch in enumerate(share):
             self.model.set_requires_gradient_sync(index == len(share) - 1)
             arrays = {key: torch.from_numpy(array) for key, array in batch.arrays.items()}
@@ -71,9 +72,7 @@ class Trainer:
         """Continue from a checkpoint that any number of ranks wrote."""
         state = self._state()
         dcp.load(state, checkpoint_id=folder)
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.steps_done = int(state["steps_done"])
 
     def _state(self) -> dict[str, Any]:

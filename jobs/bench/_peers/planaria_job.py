@@ -8,7 +8,6 @@ from typing import Any
 
 from _peers import fault
 from _peers.work import Work
-
 from planaria.observe.record import read_lines
 
 NAME = "bench"
@@ -31,24 +30,25 @@ def completed(work: Work) -> int:
 
 def run(work: Work) -> None:
     """Start the cluster, train, kill the node of the last rank, and see the job through."""
-    from _peers.cluster import local_cluster
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
+    from _peers.cluster import local_cluster
     from planaria.trainer import ElasticTrainer
 
+    workers: Any = (1, work.nodes)  # Ray documents the range, its annotation does not
     with local_cluster(work.nodes) as cluster:
         trainer = ElasticTrainer(
             work.job(NAME),
-            ScalingConfig(num_workers=(1, work.nodes), resources_per_worker={"CPU": 1}),
+            ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
             RunConfig(name=NAME, storage_path=work.folder, failure_config=FailureConfig(max_failures=20)),
         )
 
         def inject() -> None:
             fault.await_step(work, lambda: completed(work))
             events = read_lines(run_dir(work) / "events.jsonl")
-            workers = next(event["workers"] for event in reversed(events) if event["event"] == "generation")
-            pid = next(e["pid"] for e in events if e["event"] == "joined" and e["member"] == workers[-1])
-            fault.strike_node(work, cluster, {"rank": len(workers) - 1, "world": len(workers), "pid": pid})
+            ranks = next(event["workers"] for event in reversed(events) if event["event"] == "generation")
+            pid = next(e["pid"] for e in events if e["event"] == "joined" and e["member"] == ranks[-1])
+            fault.strike_node(work, cluster, {"rank": len(ranks) - 1, "world": len(ranks), "pid": pid})
 
         threading.Thread(target=inject, daemon=True).start()
         trainer.fit()

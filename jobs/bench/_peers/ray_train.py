@@ -36,9 +36,10 @@ def settings(stock: bool) -> dict[str, Any]:
 def loop(config: dict[str, Any]) -> None:
     """``train_loop_per_worker``: resumes from ``get_checkpoint()``, reports with every checkpoint."""
     import ray.train
-    from _peers.fsdp2 import Trainer
     from ray.train import Checkpoint
     from ray.train.v2.api.report_config import CheckpointUploadMode
+
+    from _peers.fsdp2 import Trainer
 
     work = Work(**config)
     context = ray.train.get_context()
@@ -55,7 +56,9 @@ def loop(config: dict[str, Any]) -> None:
             trainer.save(folder)
             # Written where it stays: nothing is copied again.
             ray.train.report(
-                {"loss": loss}, checkpoint=Checkpoint(str(folder)), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD
+                {"loss": loss},
+                checkpoint=Checkpoint(str(folder)),
+                checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
             )
 
 
@@ -63,16 +66,18 @@ def run(work: Work) -> None:
     """Start the cluster, train, kill the node of the last rank, and see the job through."""
     if not work.stock:
         os.environ.update(BEST)
-    from _peers.cluster import local_cluster
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from _peers.cluster import local_cluster
+
+    workers: Any = (1, work.nodes)  # Ray documents the range, its annotation does not
     with local_cluster(work.nodes) as cluster:
         trainer = TorchTrainer(
             loop,
             train_loop_config=json.loads(work.as_json()),
             torch_config=TorchConfig(backend="gloo", timeout_s=1800 if work.stock else 60),
-            scaling_config=ScalingConfig(num_workers=(1, work.nodes), resources_per_worker={"CPU": 1}),
+            scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
             run_config=RunConfig(
                 name="bench",
                 storage_path=str(work.path / "ray_train"),

@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 import psutil
+from torch.distributed import TCPStore
+
 from _peers import fault
 from _peers.work import Work
-from torch.distributed import TCPStore
 
 BEST = {
     "keep_alive_interval": 1,
@@ -87,4 +88,3 @@ def _processes(agent: subprocess.Popen[bytes]) -> list[psutil.Process]:
         process = psutil.Process(agent.pid)
         return [process, *process.children(recursive=True)]
     return []
-

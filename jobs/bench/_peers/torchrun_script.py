@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+
 from _peers.fsdp2 import Trainer
 from _peers.work import Trace, Work
 
