@@ -68,6 +68,10 @@ class Table:
                     f"table {self.title!r}: row {list(row)} does not fill the columns {list(self.columns)}"
                 )
 
+    def numeric(self, column: int) -> bool:
+        """Whether a column holds numbers (or nothing), to be aligned on the right."""
+        return all(row[column][:1].isdigit() or row[column] == NOTHING for row in self.rows)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -113,11 +117,11 @@ class Report:
         for table in self.tables:
             drawn = RichTable(title=table.title, title_justify="left")
             for index, column in enumerate(table.columns):
-                drawn.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+                drawn.add_column(column, justify="right" if table.numeric(index) else "left", overflow="fold")
             for row in table.rows:
                 drawn.add_row(*row)
             console.print(drawn)
-        console.print(figures_table(self).title, style="bold")
+        console.print("Figures", style="bold")
         for name, value in self.figures.items():
             console.print(f"  {name} = {number(value)}")
 
@@ -195,5 +199,5 @@ def _markdown(table: Table) -> list[str]:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
-    marks = ["---"] + ["---:"] * (len(table.columns) - 1)
+    marks = ["---:" if table.numeric(index) else "---" for index in range(len(table.columns))]
     return [line(table.columns), line(marks), *(line(row) for row in table.rows)]

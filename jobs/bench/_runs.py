@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,18 @@ MARK = "PLANARIA_BENCH_RUN"
 CONTENDERS = {
     # name: (module under _peers, with its defaults?)
     "planaria": ("planaria_job", False),
-    "ray-train": ("ray_train", False),
     "torchrun": ("torchrun", False),
-    "ray-train-defaults": ("ray_train", True),
+    "ray-train": ("ray_train", False),
     "torchrun-defaults": ("torchrun", True),
+    "ray-train-defaults": ("ray_train", True),
 }
 
 
-def run(contender: str, work: Work, limit_s: float, log: Path | None = None) -> dict[str, Any]:
-    """One row of the report: the figures, or ``absent`` with the reason."""
+def run(contender: str, work: Work, limit_s: float, *, brief: bool = False, log: Path | None = None) -> dict[str, Any]:
+    """One row of the report: the figures, or ``absent`` with the reason.
+
+    ``brief``: end the run as soon as it has caught up, instead of seeing the job through.
+    """
     module, stock = CONTENDERS[contender]
     row: dict[str, Any] = {"contender": contender, "load": round(os.getloadavg()[0], 1)}
     with scratch() as (folder, environment):
@@ -52,10 +55,7 @@ def run(contender: str, work: Work, limit_s: float, log: Path | None = None) -> 
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            try:
-                code: int | None = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                code = None
+            code = wait(process, limit_s, (lambda: caught_up(module, work)) if brief else None)
         if log is not None:
             shutil.copy(output, log / f"{contender}.txt")
         ending = f"not finished within {limit_s:.0f} s" if code is None else f"exit code {code}: {last_words(output)}"
@@ -65,6 +65,25 @@ def run(contender: str, work: Work, limit_s: float, log: Path | None = None) -> 
             why = "the fault was never injected" if isinstance(error, FileNotFoundError) else str(error)
             return row | {"absent": f"{why}; {ending}"}
         return row if code == 0 else row | {"note": ending}
+
+
+def wait(process: subprocess.Popen[bytes], limit_s: float, enough: Callable[[], bool] | None) -> int | None:
+    """The exit code; 0 also once ``enough()``; None when the time is up."""
+    deadline = time.monotonic() + limit_s
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(1.0, left))
+        if enough is not None and enough():
+            return 0
+    return None
+
+
+def caught_up(module: str, work: Work) -> bool:
+    """Whether the logs show all that is to be measured."""
+    try:
+        return figures(module, work)["caught_up_seconds"] is not None
+    except (NoRecovery, OSError, ValueError):
+        return False
 
 
 def figures(module: str, work: Work) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def measure_all(options: argparse.Namespace, work: Work, console: Console) -> li
                 row = {"contender": name, "absent": f"no time left of the {QUICK_S:.0f} s of --quick"}
             else:
                 console.print(f"round {turn + 1} of {rounds}: {name} ...")
-                row = run(name, work, limit, log)
+                row = run(name, work, limit, brief=options.quick, log=log)
             rows.append({"round": turn + 1} | row)
             console.print(f"  {row.get('absent') or report.number(row['recovery_seconds']) + ' s to the next step'}")
     return rows
@@ -108,7 +108,9 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
         rows=rows,
         figures={name: value for name, value in figures.items() if value is not None},
         tables=[
-            table for table in (_comparison(rows, names), _phases(rows), _setting_table(work, names)) if table.rows
+            table
+            for table in (_comparison(rows, names), _absent(rows), _phases(rows), _setting_table(work, names))
+            if table.rows
         ],
     )
 
@@ -126,12 +128,16 @@ def _comparison(rows: list[dict[str, Any]], names: list[str]) -> report.Table:
             for key in ("recovery_seconds", "caught_up_seconds", "steps_lost", "step_seconds")
         ]
         times = report.ratio(report.spread(_values(rows, name, "recovery_seconds")), ours)
-        absent = [str(row["absent"]) for row in rows if row["contender"] == name and "absent" in row]
-        runs = sum(1 for row in rows if row["contender"] == name) - len(absent)
-        note = f"{runs}" + (f", absent {len(absent)}: {absent[0]}" if absent else "")
-        lines.append([name, *cells, f"{report.number(times)}x" if times else report.NOTHING, note])
-    columns = ("contender", "recovery, s", "caught up, s", "steps lost", "seconds per step", "against Planaria", "runs")
+        mine = [row for row in rows if row["contender"] == name]
+        runs = f"{sum('absent' not in row for row in mine)} of {len(mine)}"
+        lines.append([name, *cells, f"{report.number(times)}x" if times else report.NOTHING, runs])
+    columns = ("contender", "recovery, s", "caught up, s", "steps lost", "s per step", "against Planaria", "runs")
     return report.Table("From SIGKILL of a node to the next optimizer step", columns, lines)
+
+
+def _absent(rows: list[dict[str, Any]]) -> report.Table:
+    lines = [[row["contender"], str(row["round"]), row["absent"]] for row in rows if "absent" in row]
+    return report.Table("Absent", ("contender", "round", "reason"), lines)
 
 
 def _phases(rows: list[dict[str, Any]]) -> report.Table:
@@ -166,11 +172,9 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 def _setting_table(work: Work, names: list[str]) -> report.Table:
-    def words(tree: dict[str, Any]) -> str:
-        return "; ".join(f"{key}: {value}" for key, value in tree.items())
-
-    lines = [["all", words(_work(work))], *([name, words(_settings(name))] for name in names)]
-    return report.Table("Settings", ("contender", "settings"), lines)
+    trees = {"all": _work(work)} | {name: _settings(name) for name in names}
+    lines = [[name, key, str(value)] for name, tree in trees.items() for key, value in tree.items()]
+    return report.Table("Settings", ("contender", "setting", "value"), lines)
 
 
 if __name__ == "__main__":

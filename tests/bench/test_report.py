@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 import recovery
 import render
 from _measure import NoRecovery, Step, measure
@@ -104,7 +105,7 @@ def test_the_page_shows_figures_settings_and_who_is_absent(tmp_path):
     text = page.read_text()
     assert "| recovery_vs_ray_train | 20 |" in text
     assert "| ray-train | 30 (20 to 40) |" in text
-    assert "absent 1: exit code 1: ImportError: gone" in text
+    assert "| torchrun | 1 | exit code 1: ImportError: gone |" in text
     assert "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S" in text and "keep_alive_interval" in text
     assert "2026-01-31" in text
 

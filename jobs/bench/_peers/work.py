@@ -22,7 +22,7 @@ class Work:
     preset: str = "llava-tiny"
     global_batch: int = 24
     micro_batch: int = 8
-    steps: int = 45
+    steps: int = 35
     checkpoint_every: int = 10
     kill_after: int = 25
     """The node dies once this many steps are completed: half a checkpoint interval past the last checkpoint."""
