@@ -15,7 +15,7 @@ NAME = "bench"
 
 def settings(stock: bool) -> dict[str, Any]:
     """What is set, for the report."""
-    return {"num_workers": "(1, N)", "max_failures": 20, "rest": "all defaults"}
+    return {"num_workers": "(1, N)", "max_failures": 20, "data": "loader actors", "rest": "all defaults"}
 
 
 def run_dir(work: Work) -> Path:

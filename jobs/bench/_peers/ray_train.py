@@ -26,6 +26,7 @@ def settings(stock: bool) -> dict[str, Any]:
     rest = {
         "num_workers": "(1, N)",
         "max_failures": 20,
+        "data": "the same batches, built in the training process",
         "checkpoint": "torch.distributed.checkpoint to a shared local folder, no fsync, NO_UPLOAD; report() only then",
     }
     if stock:

@@ -32,6 +32,7 @@ def settings(stock: bool) -> dict[str, Any]:
     rest = {
         "nnodes": "1:N",
         "max_restarts": 20,
+        "data": "the same batches, built in the training process",
         "rendezvous": "c10d, store outside of the agents",
         "checkpoint": "torch.distributed.checkpoint to a shared local folder, no fsync",
     }
