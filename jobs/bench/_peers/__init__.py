@@ -1,0 +1,1 @@
+"""The contenders of the benchmarks: Planaria and its peers on the same work."""

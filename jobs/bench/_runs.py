@@ -1,0 +1,151 @@
+"""One run of one contender: a process of its own, a time limit, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import planaria
+from _measure import NoRecovery, Step, measure
+from _peers.work import Work
+from planaria.observe.record import read_lines
+
+MARK = "PLANARIA_BENCH_RUN"
+CONTENDERS = {
+    # name: (module under _peers, with its defaults?)
+    "planaria": ("planaria_job", False),
+    "torchrun": ("torchrun", False),
+    "ray-train": ("ray_train", False),
+    "torchrun-defaults": ("torchrun", True),
+    "ray-train-defaults": ("ray_train", True),
+}
+
+
+def run(contender: str, work: Work, limit_s: float, *, brief: bool = False, log: Path | None = None) -> dict[str, Any]:
+    """One row of the report: the figures, or ``absent`` with the reason.
+
+    ``brief``: end the run as soon as it has caught up, instead of seeing the job through.
+    """
+    module, stock = CONTENDERS[contender]
+    row: dict[str, Any] = {"contender": contender, "load": round(os.getloadavg()[0], 1)}
+    with scratch() as (folder, environment):
+        work = replace(work, folder=str(folder), stock=stock)
+        output = folder / "output.txt"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "_peers", module, work.as_json()],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code = wait(process, limit_s, (lambda: caught_up(module, work)) if brief else None)
+        if log is not None:
+            shutil.copy(output, log / f"{contender}.txt")
+        ending = f"not finished within {limit_s:.0f} s" if code is None else f"exit code {code}: {last_words(output)}"
+        try:
+            row |= figures(module, work)
+        except (NoRecovery, FileNotFoundError) as error:
+            why = "the fault was never injected" if isinstance(error, FileNotFoundError) else str(error)
+            return row | {"absent": f"{why}; {ending}"}
+        return row if code == 0 else row | {"note": ending}
+
+
+def wait(process: subprocess.Popen[bytes], limit_s: float, enough: Callable[[], bool] | None) -> int | None:
+    """The exit code; 0 also once ``enough()``; None when the time is up."""
+    deadline = time.monotonic() + limit_s
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(1.0, left))
+        if enough is not None and enough():
+            return 0
+    return None
+
+
+def caught_up(module: str, work: Work) -> bool:
+    """Whether the logs show all that is to be measured."""
+    try:
+        return figures(module, work)["caught_up_seconds"] is not None
+    except (NoRecovery, OSError, ValueError):
+        return False
+
+
+def figures(module: str, work: Work) -> dict[str, Any]:
+    """What the logs of a run say."""
+    fault = json.loads((work.path / "fault.json").read_text(encoding="utf-8"))
+    found = {"workers": fault["victim"]["world"], "processes_killed": fault["processes"]}
+    if module != "planaria_job":
+        rows = read_lines(work.path / "steps.jsonl")
+        return found | asdict(measure([Step(r["step"], r["time"], r["inc"]) for r in rows], fault["time"]))
+    from _peers.planaria_job import run_dir
+
+    rows = read_lines(run_dir(work) / "metrics.jsonl")
+    found |= asdict(measure([Step(r["step"] + 1, r["time"], str(r["gen"])) for r in rows], fault["time"]))
+    for event in read_lines(run_dir(work) / "events.jsonl"):
+        if event["event"] == "recovered" and event["time"] > fault["time"]:
+            # The controller's clock starts with the first evidence; what lies before is detection.
+            detect = max(0.0, found["recovery_seconds"] - event["seconds"])
+            return found | {"phases": {"detect": detect} | event["phases"]}
+    return found
+
+
+def last_words(output: Path) -> str:
+    """The last line of an error, without paths of this machine."""
+    lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Failed|Stopped)\b", line)]
+    words = (errors or lines or ["no output"])[-1]
+    return re.sub(r"(/[\w.+-]+){2,}", "PATH", words)[:200]
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder, and an environment that keeps temporary files in it and marks every process; both end here."""
+    # Ray's socket paths must stay short, whatever TMPDIR says.
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))
+    mark = secrets.token_hex(8)
+    roots = [str(Path(__file__).resolve().parent), str(Path(planaria.__file__).resolve().parents[1])]
+    environment = os.environ | {
+        MARK: mark,
+        "PYTHONPATH": os.pathsep.join(roots),
+        "TMPDIR": str(folder),
+        "RAY_TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    try:
+        yield folder, environment
+    finally:
+        end_marked(mark)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_marked(mark: str) -> None:
+    """SIGKILL whatever still runs with this mark in its environment: only what this run started."""
+    for _ in range(5):
+        left = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+                    left.append(process)
+        if not left:
+            return
+        psutil.wait_procs(left, timeout=5)
+        time.sleep(0.1)
