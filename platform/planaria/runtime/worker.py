@@ -15,7 +15,7 @@ import ray
 import torch
 
 from planaria.config import JobConfig
-from planaria.engine.initial import InitialState
+from planaria.engine.initial import first_state
 from planaria.engine.native import NativeEngine
 from planaria.recipe import Recipe
 from planaria.runtime.beacon import Beacon, BeaconAddress
@@ -118,7 +118,7 @@ class Worker:
         # The committed state is durable when older ones are removed; reading it back would stall training.
         vault = Vault(spec.run_dir, keep_last=spec.job.checkpoint.keep_last, verify_before_removal=False)
         if order.resume_step is None:
-            engine.load(InitialState(spec.recipe, spec.job))
+            engine.load(first_state(spec.recipe, spec.job))
         else:
             with vault.at(order.resume_step) as checkpoint:
                 engine.load(checkpoint)
