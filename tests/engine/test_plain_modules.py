@@ -38,7 +38,8 @@ class _Branching(Toy):
 
     def forward(self, x_BLF: Tensor) -> Tensor:
         out = super().forward(x_BLF)
-        return out + self.second(x_BLF).mean(1) if x_BLF[0, 0, 0] > 0 else out
+        chosen_B = x_BLF[:, 0, 0] > 0
+        return out + chosen_B[:, None] * self.second(x_BLF).mean(1) if chosen_B.any() else out
 
 
 class _BranchingRecipe(ToyRecipe):

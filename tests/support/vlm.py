@@ -129,7 +129,9 @@ class Reference:
     def backward(self) -> float:
         """Gradients of the mean target loss over the whole global batch; returns that loss."""
         self.model.zero_grad()
-        whole = batches(self.recipe, self.job.model_copy(deep=True), self.step_done, 0, 1)
+        train = self.job.train.model_copy(update={"micro_batch": self.job.train.global_batch})
+        whole = batches(self.recipe, self.job.model_copy(update={"train": train}), self.step_done, 0, 1)
+        assert len(whole) == 1
         targets = sum(batch.targets for batch in whole)
         total = 0.0
         for batch in whole:
