@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from _peers.work import Work
 from planaria.observe.record import read_lines
 
 MARK = "PLANARIA_BENCH_RUN"
+PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 CONTENDERS = {
     # name: (module under _peers, with its defaults?)
     "planaria": ("planaria_job", False),
@@ -119,6 +121,8 @@ def scratch() -> Iterator[tuple[Path, dict[str, str]]]:
     # Ray's socket paths must stay short, whatever TMPDIR says.
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))
     mark = secrets.token_hex(8)
+    adopt_orphans()
+    before = set(psutil.Process().children(recursive=True))
     roots = [str(Path(__file__).resolve().parent), str(Path(planaria.__file__).resolve().parents[1])]
     environment = os.environ | {
         MARK: mark,
@@ -132,20 +136,33 @@ def scratch() -> Iterator[tuple[Path, dict[str, str]]]:
     try:
         yield folder, environment
     finally:
-        end_marked(mark)
+        end_started(mark, before)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_marked(mark: str) -> None:
-    """SIGKILL whatever still runs with this mark in its environment: only what this run started."""
+def adopt_orphans() -> None:
+    """Become the parent of processes whose own parent dies (Linux), so that none can slip away."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_started(mark: str, before: set[psutil.Process]) -> None:
+    """SIGKILL what this run started and still lives: by descent, and by its mark where descent was lost."""
     for _ in range(5):
-        left = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                    process.kill()
-                    left.append(process)
+        left = [process for process in psutil.Process().children(recursive=True) if process not in before]
+        left += [process for process in psutil.process_iter() if process not in left and is_marked(process.pid, mark)]
         if not left:
             return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(left, timeout=5)
-        time.sleep(0.1)
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    """Whether the environment of ``pid`` holds the mark. Read raw: a process that renames itself, as Ray's do,
+    overwrites the beginning, and parsers stop there."""
+    try:
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False

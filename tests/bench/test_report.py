@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
 import recovery
@@ -11,7 +15,7 @@ import render
 from _measure import NoRecovery, Step, measure
 from _peers.work import Work
 from _report import Report, Spread, Table, number, ratio, spread
-from _runs import last_words
+from _runs import last_words, scratch
 
 
 def steps(first: int, last: int, start: float, incarnation: str, pace: float = 1.0) -> list[Step]:
@@ -130,3 +134,17 @@ def test_reasons_hold_no_paths(tmp_path):
     output = tmp_path / "output.txt"
     output.write_text("Traceback\nFileNotFoundError: [Errno 2] No such file: '/some/where/file.txt'\nbye\n")
     assert last_words(output) == "FileNotFoundError: [Errno 2] No such file: 'PATH'"
+
+
+def test_a_run_leaves_nothing_behind():
+    # An orphan in a session of its own, which the run's own process has left behind.
+    orphan = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    with scratch() as (folder, environment):
+        subprocess.run([sys.executable, "-c", orphan], env=environment, check=True)
+        (folder / "file").write_text("x")
+        deadline = time.monotonic() + 10
+        while not (found := [p for p in psutil.Process().children() if p.name() == "sleep"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert not folder.exists()
+    assert not any(process.is_running() for process in found)
