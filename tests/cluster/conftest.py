@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shutil
 import tempfile
@@ -39,6 +40,7 @@ def _listening() -> set[int]:
 @pytest.fixture
 def temp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder of the test's own; short, for Ray's sockets lie in it. ``tmp_path`` stays elsewhere."""
+    multiprocessing.util.get_temp_dir()  # this process's own, kept until its end, must not be made in ours
     folder = Path(tempfile.mkdtemp(prefix="pl"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))

@@ -17,6 +17,12 @@ from planaria.runtime.local_cluster import LocalCluster
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def python_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs' command begins with ``python``: the cluster's own, as in an image or an activated environment."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
 def _submit(cluster: LocalCluster, storage: Path, emoji: Path, *overrides: str) -> subprocess.Popen[str]:
     sets = [part for override in overrides for part in ("--set", override)]
     variables = f'{{"env_vars": {{"PLANARIA_EMOJI": "{emoji}", "PLANARIA_STORAGE": "{storage}"}}}}'
@@ -35,6 +41,7 @@ def test_a_submitted_job_trains_on_real_pairs_and_survives_a_kill(tmp_path: Path
         try:
             wait_for(lambda: len(Run(tmp_path, name).metrics) > 25 or job.poll() is not None, 240, "training")
             run = Run(tmp_path, name)
+            assert job.poll() is None, job.communicate()[0]
             cluster.kill_node(node_of_worker(cluster, run, run.of("generation")[0]["workers"][1]))
             output, _ = job.communicate(timeout=240)
         finally:

@@ -64,10 +64,18 @@ class Staff:
             handle = self._fleet.start_worker(ident, node)
             self.workers.add(Member(ident, node, handle))
             self._when_ready(ident, handle.ready.options(concurrency_group="control").remote())
+        self._fill_loaders(usable)
+
+    def _fill_loaders(self, usable: dict[str, int]) -> None:
+        """Start missing loaders, each on the node with the fewest: the loss of one node must not take all."""
         for _ in range(self._job.data.loaders - len(list(self.loaders.of(Life.STARTING, Life.READY)))):
+            if not usable:
+                return
+            carried = self.loaders.per_node()
+            node = min(usable, key=lambda name: (carried.get(name, 0), name))
             ident = self.loaders.next_ident()
-            handle = self._fleet.start_loader(ident)
-            self.loaders.add(Member(ident, "", handle))
+            handle = self._fleet.start_loader(ident, node)
+            self.loaders.add(Member(ident, node, handle))
             self._when_ready(ident, handle.ready.remote())
 
     def _when_ready(self, ident: str, reference: Any) -> None:
@@ -92,10 +100,10 @@ class Staff:
             return False
         members.ready(event.ident, event.pid)
         self.last_arrival = time.monotonic()
-        if member.node:
-            self.trust.proved(member.node)
-        else:
+        if members is self.loaders:
             self._loader_failures = 0
+        else:
+            self.trust.proved(member.node)
         self._record.event("joined", f"{event.ident} is ready", member=event.ident, node=member.node, pid=event.pid)
         return True
 
@@ -117,12 +125,11 @@ class Staff:
             return False
         self._record.event("lost", f"{ident} lost: {why}", member=ident, node=member.node, pid=member.pid)
         self._fleet.kill(member.handle)
-        if member.node:
-            self.trust.failed(member.node, time.monotonic())
+        self.trust.failed(member.node, time.monotonic())
         return True
 
     def nodes(self, capacity: dict[str, int]) -> list[tuple[str, str]]:
-        """Take a look at the cluster in; returns the workers (with the reason) whose nodes have left."""
+        """Take a look at the cluster in; returns the processes (with the reason) whose nodes have left."""
         for node in set(capacity) - set(self.capacity):
             if node not in self._known_nodes:
                 self._known_nodes.add(node)
@@ -131,8 +138,9 @@ class Staff:
         orphans: list[tuple[str, str]] = []
         for node in set(self.capacity) - set(capacity):
             self._record.event("node_left", f"node {node[:8]} left", node=node)
-            living = self.workers.of(Life.STARTING, Life.READY)
-            orphans += [(member.ident, f"its node {node[:8]} left") for member in living if member.node == node]
+            for members in (self.workers, self.loaders):
+                living = members.of(Life.STARTING, Life.READY)
+                orphans += [(member.ident, f"its node {node[:8]} left") for member in living if member.node == node]
         self.capacity = capacity
         return orphans
 

@@ -83,10 +83,12 @@ class Fleet:
             **self._scaling.options(),
         ).remote(spec)
 
-    def start_loader(self, ident: str) -> Any:
-        """Handle of a new loader process, on whatever node Ray spreads it to; it is not ready yet."""
+    def start_loader(self, ident: str, node: str) -> Any:
+        """Handle of a new loader process, on ``node`` if it fits there; it is not ready yet."""
         return self._loader_class.options(
-            max_restarts=0, num_cpus=self._job.data.loader_cpus, scheduling_strategy="SPREAD"
+            max_restarts=0,
+            num_cpus=self._job.data.loader_cpus,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
         ).remote(ident, self._beacon, self._recipe, self._job)
 
     @staticmethod
