@@ -59,7 +59,8 @@ def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
     left = [psutil.Process(pid).cmdline() for pid in _processes() - processes]
     assert not left
     assert _shared_memory() <= shared_memory
-    assert not list(temp_folder.iterdir())
+    # Ray's daemons keep their session logs, and what they do not clean up when they are killed.
+    assert not [path.name for path in temp_folder.iterdir() if path.name != "ray" and "pymp-" not in path.name]
     assert _listening() <= listening
 
 

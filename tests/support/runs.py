@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,22 +91,15 @@ def expected_ids(config: JobConfig, samples: int) -> dict[int, list[int]]:
 
 
 def train_with(config: JobConfig, actions: dict[int, Callable[[], None]], **kwargs: Any) -> ElasticTrainer:
-    """Train, calling each action once when its step has been completed (from another thread, as faults come)."""
+    """Train, calling each action once when its step has been completed."""
     left = dict(actions)
-    threads: list[threading.Thread] = []
 
     def watch(status: dict[str, Any]) -> None:
         for step in [step for step in left if status["step"] >= step and status["state"] == "running"]:
-            thread = threading.Thread(target=left.pop(step))
-            thread.start()
-            threads.append(thread)
+            left.pop(step)()
 
     trainer = ElasticTrainer(config, watch=watch, **kwargs)
-    try:
-        trainer.fit()
-    finally:
-        for thread in threads:
-            thread.join()
+    trainer.fit()
     assert not left, f"the job ended before steps {sorted(left)}"
     return trainer
 

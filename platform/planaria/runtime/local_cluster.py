@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,26 @@ import ray
 from ray.cluster_utils import Cluster
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
+
+
+@contextlib.contextmanager
+def _starting_nodes(folder: str) -> Iterator[None]:
+    """Ray processes started here put their temporary files into ``folder``, and this process keeps its SIGTERM
+    handler (every Ray node that starts here installs its own)."""
+    handler, before = signal.getsignal(signal.SIGTERM), os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        _restore("TMPDIR", before)
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value
 
 
 class LocalCluster:
@@ -40,7 +61,8 @@ class LocalCluster:
         os.environ["RAY_TMPDIR"] = self._folder
         self._common = {"object_store_memory": OBJECT_STORE_BYTES}
         head = {"num_cpus": 0, "include_dashboard": dashboard, **self._common}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        with _starting_nodes(self._folder):
+            self.cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes):
             self.add_node()
         if connect:
@@ -59,7 +81,8 @@ class LocalCluster:
     def add_node(self, cpus: int | None = None) -> Any:
         """Start one more node, with ``cpus`` CPUs if its size differs."""
         count = self._cpus if cpus is None else cpus
-        node = self.cluster.add_node(num_cpus=count, wait=False, **self._common)
+        with _starting_nodes(self._folder):
+            node = self.cluster.add_node(num_cpus=count, wait=False, **self._common)
         self.nodes.append(node)
         return node
 
@@ -100,10 +123,7 @@ class LocalCluster:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        if self._ray_tmpdir is None:
-            os.environ.pop("RAY_TMPDIR", None)
-        else:
-            os.environ["RAY_TMPDIR"] = self._ray_tmpdir
+        _restore("RAY_TMPDIR", self._ray_tmpdir)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LocalCluster:
