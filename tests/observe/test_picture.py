@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from planaria.observe.picture import run_svg
+from planaria.observe.picture import run_svg, ticks
 
 GENERATIONS = [
     {"event": "generation", "step": 0, "cause": "start", "layout": "dp_shard4", "workers": list("abcd")},
@@ -27,3 +27,10 @@ def test_every_step_is_a_point_and_every_generation_a_band() -> None:
 def test_a_run_without_steps_says_so() -> None:
     assert "no step was completed" in run_svg([], GENERATIONS, "empty")
     assert "no step was completed" in run_svg([{"step": 0, "loss": float("nan")}], [], "nan")
+
+
+def test_ticks_are_round_and_few() -> None:
+    assert ticks(319) == [0, 100, 200, 300]
+    assert ticks(6.34) == [0, 2, 4, 6]
+    assert ticks(0.05) == [0, 0.01, 0.02, 0.03, 0.04, 0.05]
+    assert ticks(0) == [0.0]

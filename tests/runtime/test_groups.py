@@ -7,13 +7,14 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from tests.support.ranks import RankPool
 
 from planaria.layout import Layout
-from planaria.runtime.groups import Groups
+from planaria.runtime.groups import Groups, host_store
 from planaria.runtime.sockets import socket_inodes
 
 RETURN_LIMIT_S = 2.0
@@ -105,3 +106,9 @@ def test_every_axis_is_on_the_mesh(layout: Layout) -> None:
 
 def _axis_sizes(groups: Groups) -> tuple[int, ...]:
     return tuple(groups.mesh.get_group(axis).size() for axis in ("dp_replicate", "dp_shard", "tp"))
+
+
+def test_the_store_listens_on_one_address_only() -> None:
+    store = host_store("127.0.0.1")
+    listening = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert [address.ip for address in listening if address.port == store.port] == ["127.0.0.1"]

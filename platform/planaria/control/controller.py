@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any
 
 import ray
-import torch.distributed as dist
 
 from planaria.config import JobConfig
 from planaria.control import policy
@@ -32,7 +31,7 @@ from planaria.planner.plan import ModelFacts, PlanError, plan
 from planaria.recipe import Recipe
 from planaria.runtime.beacon import BeaconServer
 from planaria.runtime.fleet import Fleet, NodeWatch, Scaling
-from planaria.runtime.groups import Rendezvous
+from planaria.runtime.groups import Rendezvous, host_store
 from planaria.runtime.outcome import End, Outcome
 from planaria.runtime.worker import Order
 from planaria.state.errors import CheckpointError
@@ -76,7 +75,7 @@ class Controller:
         )
         self.fleet = Fleet(job, recipe, run_dir, scaling, self.beacon.address)
         # One store for all generations, hosted by no rank, so that no rank's death can take it down.
-        self.store = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
+        self.store = host_store(self.host)
         self.staff = Staff(job, self.fleet, self.record, self.events.put)
         vault = Vault(run_dir, keep_last=job.checkpoint.keep_last, on_problem=lambda problem: None)
         self.resume = Resume(vault, job, run_dir, self.record.event)

@@ -53,15 +53,25 @@ def run_svg(metrics: Iterable[Row], events: Iterable[Row], title: str) -> str:
                 f'<line x1="{x(begin):.1f}" x2="{x(begin):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" '
                 f'stroke="{colour}" stroke-width="1.5" stroke-dasharray="4 3"/>'
             )
-            parts.append(_text(x(begin) + 4, HEIGHT - BOTTOM - 6, str(generation["cause"])[:40], size=10, fill=colour))
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(_text(LEFT - 6, y(share * top) + 4, f"{share * top:.2f}", size=10, anchor="end", fill="#666"))
-        parts.append(_text(x(share * last), HEIGHT - BOTTOM + 16, str(round(share * last)), size=10, anchor="middle"))
+            parts.append(_text(x(begin) + 4, TOP + 14, str(generation["cause"])[:40], size=10, fill=colour))
+    for loss in ticks(top):
+        parts.append(_text(LEFT - 6, y(loss) + 4, f"{loss:g}", size=10, anchor="end", fill="#666"))
+    for step in ticks(last):
+        parts.append(_text(x(step), HEIGHT - BOTTOM + 16, f"{step:g}", size=10, anchor="middle", fill="#666"))
     points = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in sorted(losses.items()))
     parts.append(f'<polyline points="{points}" fill="none" stroke="#1f5fa8" stroke-width="1.6"/>')
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "optimizer step", size=11, anchor="middle"))
     parts.append(_text(12, TOP - 6, "loss", size=11))
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def ticks(top: float, wanted: int = 6) -> list[float]:
+    """Round numbers from 0 to at most ``top``, about ``wanted`` of them."""
+    if top <= 0:
+        return [0.0]
+    size = 10.0 ** math.floor(math.log10(top / wanted))
+    step = next(size * factor for factor in (1, 2, 5, 10, 20) if top / (size * factor) <= wanted)
+    return [round(step * number, 10) for number in range(math.floor(top / step) + 1)]
 
 
 def _text(x: float, y: float, text: str, size: int = 12, anchor: str = "start", **style: str) -> str:

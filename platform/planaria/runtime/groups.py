@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import socket
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +37,13 @@ class Rendezvous:
     store_port: int
     timeout_s: float
     """Limit of one collective, and of forming the groups."""
+
+
+def host_store(address: str) -> dist.TCPStore:
+    """A store for all generations, listening on ``address`` alone (left to itself it would take every interface)."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 class Interrupted(RuntimeError):
