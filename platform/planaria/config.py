@@ -220,6 +220,10 @@ class JobConfig(Section):
     elastic: ElasticConfig = ElasticConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    ledger: Literal["ids", "digest"] = Field(
+        "ids",
+        description="what ledger.jsonl holds of a step: all sample ids, or their number and a digest",
+    )
     storage: str = Field("runs", description="folder (shared by all nodes) for runs and checkpoints")
 
     @model_validator(mode="after")

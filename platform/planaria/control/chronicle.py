@@ -84,7 +84,7 @@ class Chronicle:
         gathered = generation.gather(message)
         if gathered is not None:
             ids, tokens = gathered
-            self._record.ledger(message["step"], generation.number, ids)
+            self._record.ledger(message["step"], generation.number, ids, whole=self._job.ledger == "ids")
             self._status.note_tokens(tokens, message["step_s"])
 
     def _first_step(self, generation: Generation) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,10 @@ class RunRecord:
         """Record one executed step."""
         self._append("metrics", {"time": time.time(), **row})
 
-    def ledger(self, step: int, generation: int, ids: list[int]) -> None:
-        """Record the dataset indices that ``step`` consumed, all ranks together."""
-        self._append("ledger", {"step": step, "gen": generation, "ids": ids})
+    def ledger(self, step: int, generation: int, ids: list[int], *, whole: bool) -> None:
+        """Record the dataset indices that ``step`` consumed, all ranks together: ``whole``, or as a digest."""
+        held = {"ids": ids} if whole else {"count": len(ids), "digest": set_digest(ids)}
+        self._append("ledger", {"step": step, "gen": generation, **held})
 
     def summary(self, tree: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
@@ -72,6 +74,14 @@ class RunRecord:
                 left = left[self._files[name].write(left) :]
         except OSError:
             self._unwritten[name] = left if len(left) < MOST_UNWRITTEN else left[: -len(line)]
+
+
+def set_digest(ids: Iterable[int]) -> str:
+    """A digest of a multiset of ids: the same in whatever order, and by whatever ranks, they were consumed."""
+    total = 0
+    for index in ids:
+        total += int.from_bytes(hashlib.blake2b(str(index).encode(), digest_size=16).digest(), "big")
+    return f"{total % (1 << 128):032x}"
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
