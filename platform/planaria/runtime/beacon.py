@@ -115,12 +115,12 @@ class BeaconServer:
     def _handle(self, peer: _Peer, line: bytes) -> bool:
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         if not isinstance(message, dict):
             return False
         if not peer.ident:
-            if not hmac.compare_digest(str(message.get("token", "")), self._token):
+            if not hmac.compare_digest(repr(message.get("token")).encode(), repr(self._token).encode()):
                 return False
             peer.ident = str(message.get("ident", ""))
             self._heard[peer.ident] = time.monotonic()
