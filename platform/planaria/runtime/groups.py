@@ -53,6 +53,7 @@ class Groups:
         self._aborted = threading.Event()
         self._lock = threading.Lock()
         self._open = False
+        self._adopted = False
         self._mesh: DeviceMesh | None = None
 
     @property
@@ -108,6 +109,8 @@ class Groups:
             if layout.dp_replicate > 1:
                 self._mesh["dp_replicate", "dp_shard"]
             self._adopt_connections(store)
+            self._adopted = True
+            self._check()  # an interrupt that came before knew only some of the connections
             dist.barrier()
         except Exception as error:
             if self._aborted.is_set():
@@ -142,7 +145,7 @@ class Groups:
     def interrupt(self) -> int:
         """Make every pending and later collective of this generation fail; returns the connections cut."""
         self._aborted.set()
-        if self._mesh is None:
+        if not self._adopted:
             # Still forming: whatever has been connected so far is new since the start.
             self._adopt_while_forming()
         cut = self._connections.interrupt()
