@@ -361,7 +361,7 @@ class Controller:
     def _tell_loaders(self, generation: Generation | None) -> None:
         loaders = self.staff.loader_handles()
         if generation is not None and loaders:
-            self._tell_members(generation, "set_loaders", loaders)
+            self._tell_members(generation, "set_loaders", generation.number, loaders)
 
     def _tell_members(self, generation: Generation, method: str, *args: Any, **kwargs: Any) -> None:
         for ident in generation.pending:
