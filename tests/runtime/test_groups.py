@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -14,7 +16,7 @@ from tests.support.ranks import RankPool
 from torch.distributed.device_mesh import init_device_mesh
 
 from planaria.layout import Layout
-from planaria.runtime.groups import MESH_AXES, Groups, Interrupted
+from planaria.runtime.groups import MESH_AXES, Groups, Interrupted, host_store
 from planaria.runtime.sockets import socket_inodes
 
 RETURN_LIMIT_S = 2.0
@@ -52,6 +54,22 @@ def _traffic(groups: Groups, interrupt_after_s: float, idle_rank: int, die: bool
 def _open_things(groups: Groups) -> tuple[int, int, int]:
     dist.all_reduce(torch.ones(10))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), len(socket_inodes())
+
+
+def test_the_store_listens_on_its_own_interface_only() -> None:
+    before = socket_inodes()
+    store = host_store("127.0.0.1")
+    hosts = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as held:
+            if os.fstat(held.fileno()).st_ino not in before and held.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
+                hosts.add(held.getsockname()[0])
+    assert hosts == {"127.0.0.1"}
+    client = dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    client.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 def test_a_wait_on_a_living_rank_ends_when_interrupted() -> None:

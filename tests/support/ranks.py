@@ -20,12 +20,12 @@ class RankPool:
     """``size`` processes; :meth:`run` plays one generation of ``layout.world`` of them."""
 
     def __init__(self, size: int) -> None:
-        import torch.distributed as dist
+        from planaria.runtime.groups import host_store
 
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["torch", "transformers.models.llava.modeling_llava", "planaria.engine.native"])
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = host_store("127.0.0.1")
         self._generation = 0
         self._interrupt_after: float | None = None
         self.processes: list[Any] = []

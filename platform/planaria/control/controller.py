@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any
 
 import ray
-import torch.distributed as dist
 
 from planaria.config import JobConfig
 from planaria.control import policy
@@ -32,7 +31,7 @@ from planaria.planner.plan import ModelFacts, PlanError, plan
 from planaria.recipe import Recipe
 from planaria.runtime.beacon import BeaconServer
 from planaria.runtime.fleet import Fleet, NodeWatch, Scaling
-from planaria.runtime.groups import Rendezvous
+from planaria.runtime.groups import Rendezvous, host_store
 from planaria.runtime.outcome import End, Outcome
 from planaria.runtime.worker import Order
 from planaria.state.errors import CheckpointError
@@ -76,7 +75,7 @@ class Controller:
         )
         self.fleet = Fleet(job, recipe, run_dir, scaling, self.beacon.address)
         # One store for all generations, hosted by no rank, so that no rank's death can take it down.
-        self.store = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
+        self.store = host_store(self.host)
         self.staff = Staff(job, self.fleet, self.record, self.events.put)
         vault = Vault(run_dir, keep_last=job.checkpoint.keep_last, on_problem=lambda problem: None)
         self.resume = Resume(vault, job, run_dir, self.record.event)
@@ -146,12 +145,20 @@ class Controller:
             ready, now = len(self.staff.slots()), time.monotonic()
             # After a fault nobody is waited for who may come: survivors go on at once, and grow later.
             settle = 0.0 if self.generations or self.staff.settled() else SETTLE_S
-            decision = policy.wait(ready, now - began, limits, settle_s=settle, quiet_s=now - self.staff.last_arrival)
-            if isinstance(decision, policy.Start) and self.staff.loader_handles():
+            decision = policy.wait(
+                ready,
+                now - began,
+                limits,
+                settle_s=settle,
+                quiet_s=now - self.staff.last_arrival,
+                loaders=len(self.staff.loader_handles()),
+            )
+            if isinstance(decision, policy.Start):
                 return
             if isinstance(decision, policy.GiveUp):
                 places = sum(self.staff.capacity.values())
-                raise JobFailed(f"{decision.reason} (the cluster has places for {places})")
+                trouble = f"; the last start that failed: {self.staff.trouble}" if self.staff.trouble else ""
+                raise JobFailed(f"{decision.reason} (the cluster has places for {places}{trouble})")
             if self.generations and not announced and ready < limits.min_workers:
                 announced = True
                 self._enter(State.WAITING)
@@ -212,7 +219,7 @@ class Controller:
             if error is None:
                 self.events.put(Ended(ident, order.rendezvous.generation, future.result()))
             else:
-                self.events.put(Gone(ident, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+                self.events.put(Gone(ident, f"{type(error).__name__}: {_first_line(error)}"))
 
         member.handle.run.options(concurrency_group="train").remote(order).future().add_done_callback(done)
 
@@ -410,3 +417,7 @@ class Controller:
             "metrics": self.view.last,
             "run_dir": self.run_dir,
         }
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

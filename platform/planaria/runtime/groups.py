@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import socket
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +37,13 @@ class Rendezvous:
     store_port: int
     timeout_s: float
     """Limit of one collective, and of forming the groups."""
+
+
+def host_store(host: str) -> dist.TCPStore:
+    """A store that listens on the interface of ``host`` alone, on a free port; torch's own listens on all."""
+    listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 class Interrupted(RuntimeError):
