@@ -86,8 +86,13 @@ def train(
         elif done % job.checkpoint.every == 0 and save(engine, vault, job, token, report, must=False):
             saved = done
     if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):
-        report({"t": "phase", "step": engine.step_done, "phase": "evaluate"})
-        scores = evaluate(engine, feed.held_out, feed.held_out_size(), job)
+
+        def held_out(start: int, stop: int, rows: int) -> EvalBatch:
+            # Told for every micro-batch: elastic.hang_s limits one step, not the whole evaluation.
+            report({"t": "phase", "step": engine.step_done, "phase": "evaluate"})
+            return feed.held_out(start, stop, rows)
+
+        scores = evaluate(engine, held_out, feed.held_out_size(), job)
         report({"t": "eval", "step": engine.step_done, **asdict(scores)})
     return End.FINISHED
 
