@@ -247,15 +247,15 @@ class Controller:
     def _hung(self, generation: Generation) -> bool:
         """Whether a member says nothing any more, or all talk but none gets ahead."""
         limits = self.job.elastic
-        for ident in generation.pending:
-            silent = self.beacon.silence(ident)
+        for member in [*self.staff.workers.of(Life.READY), *self.staff.loaders.of(Life.READY)]:
+            silent = self.beacon.silence(member.ident)
             if silent is not None and silent > limits.silence_s:
-                self._lose(ident, generation, f"silent for {silent:.1f} s")
+                self._lose(member.ident, generation, f"silent for {silent:.1f} s")
         stuck = time.monotonic() - generation.last_word_at
         if stuck > limits.hang_s:
             self.record.event("hang", f"no progress for {stuck:.0f} s", gen=generation.number, step=generation.step)
-            generation.lost["nobody in particular"] = f"no progress for {stuck:.0f} s"
-        return bool(generation.lost)
+            generation.hung = f"no progress for {stuck:.0f} s"
+        return bool(generation.lost or generation.hung)
 
     def _abort(self, generation: Generation) -> None:
         """End a broken generation everywhere; whoever does not return in time is ended and counted as lost."""
@@ -283,7 +283,7 @@ class Controller:
         """Look back at a generation that ended; True if the job is over."""
         self.view.generations = [generation_row(item) for item in self.generations]
         ends = {outcome.end for outcome in generation.outcomes.values()}
-        if generation.lost or End.FAILED in ends or End.ABORTED in ends:
+        if generation.lost or generation.hung or End.FAILED in ends or End.ABORTED in ends:
             self._conclude_broken(generation)
             return False
         self.history.append(policy.Generation(generation.number, generation.highest))
@@ -300,12 +300,13 @@ class Controller:
 
     def _conclude_broken(self, generation: Generation) -> None:
         """Decide whether to go on after a failure; raises JobFailed if not."""
-        root = root_cause(generation.outcomes, generation.lost)
+        evidence = generation.lost | ({"all workers": generation.hung} if generation.hung else {})
+        root = root_cause(generation.outcomes, evidence)
         error = policy.UserError(root.kind or "Exception", root.error or "") if root is not None else None
         if root is not None:
             text = f"{root.kind}: {root.error}"
             self.record.event("error", text, gen=generation.number, step=generation.step, trace=root.trace)
-        cause = str(error) if error else "; ".join(f"{who}: {why}" for who, why in generation.lost.items())
+        cause = str(error) if error else "; ".join(f"{who}: {why}" for who, why in evidence.items())
         if root is not None and root.kind in ("CheckpointDamaged", "CheckpointError"):
             self._checkpoint_error(generation, root)
             error = None  # the next attempt starts from another checkpoint, so the same error may mean another one
@@ -316,7 +317,8 @@ class Controller:
         decision = policy.FailurePolicy(self.job.elastic.max_failures).decide(self.history)
         if isinstance(decision, policy.GiveUp):
             raise JobFailed(decision.reason, root.trace if root is not None else None)
-        self._cause = f"lost {', '.join(sorted(generation.lost))}" if generation.lost else str(error or cause)[:100]
+        lost = f"lost {', '.join(sorted(generation.lost))}" if generation.lost else ""
+        self._cause = generation.hung or lost or str(error or cause)[:100]
         self._planned = False
 
     def _checkpoint_error(self, generation: Generation, root: Outcome) -> None:
