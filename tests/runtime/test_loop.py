@@ -37,3 +37,27 @@ def test_an_evaluation_shows_that_it_gets_ahead(monkeypatch) -> None:
     )
     assert end is End.FINISHED
     assert order == ["evaluate"] * 3
+
+
+def test_a_pause_that_cannot_be_saved_does_not_happen(monkeypatch) -> None:
+    saves: list[bool] = []
+
+    def save(*_: Any, must: bool) -> bool:
+        saves.append(must)
+        return must
+
+    def train_step(*_: Any) -> Any:
+        engine.step_done += 1
+        requests.pause |= engine.step_done == 1
+        return SimpleNamespace(loss=0.0, grad_norm=0.0, lr=0.0, targets=1, skipped=False)
+
+    monkeypatch.setattr(loop, "save", save)
+    monkeypatch.setattr(loop, "_agree", lambda engine, share, asked: (1, asked.pause, asked.stop))
+    engine: Any = SimpleNamespace(step_done=0, recipe=None, train_step=train_step)
+    share = SimpleNamespace(micro_batches=[], bad=[])
+    feed: Any = SimpleNamespace(get=lambda step: share)
+    nothing: Any = None
+    requests = loop.Requests()
+    assert loop.train(engine, feed, nothing, JOB, requests, lambda message: None, "token") is End.FINISHED
+    assert saves == [False, True]  # at the pause, and at the end
+    assert engine.step_done == 4

@@ -55,12 +55,13 @@ def train(
 ) -> End:
     """Run steps from ``engine.step_done`` to ``job.train.steps``.
 
-    Returns FINISHED, or PAUSED/STOPPED after a checkpoint at a step boundary that is common to all ranks.
+    Returns FINISHED, or PAUSED/STOPPED after a checkpoint at a step boundary that is common to all ranks. A pause
+    whose checkpoint fails does not happen.
 
     Raises:
         RuntimeError: a peer was lost, or the generation was interrupted.
         DataError: this rank's data cannot be built.
-        CheckpointError: the state could not be saved where that ends the run (pause, stop, end).
+        CheckpointError: the state could not be saved where that ends the run (stop, end).
     """
     saved = engine.step_done
     while engine.step_done < job.train.steps:
@@ -72,9 +73,9 @@ def train(
         targets, pause, stop = _agree(engine, share, requests)
         if stop or pause:
             # Nothing of this step has been done: the boundary is before it.
-            if step != saved:
-                save(engine, vault, job, token, report, must=True)
-            return End.STOPPED if stop else End.PAUSED
+            if step == saved or save(engine, vault, job, token, report, must=stop):
+                return End.STOPPED if stop else End.PAUSED
+            requests.pause = False  # a full disk costs the change of size, not the run
         report({"t": "phase", "step": step, "phase": "step"})
         result = engine.train_step(share.micro_batches, targets)
         report(_step_message(step, result, share, waited, time.monotonic() - began))
