@@ -6,6 +6,7 @@ import contextlib
 import json
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,3 +68,22 @@ def test_a_stranger_is_turned_away_and_disturbs_nobody(heard: Heard, greeting: b
     beacon.close()
     assert heard.lost.get(timeout=LIMIT_S) == "worker-1"
     assert heard.lost.empty()
+
+
+def test_a_process_that_was_given_up_is_told(heard: Heard) -> None:
+    cut = threading.Event()
+    beacon = Beacon(heard.server.address, "worker-0", 0.05, on_cut=cut.set)
+    other = Beacon(heard.server.address, "worker-1", 0.05)
+    beacon.send({"t": "ready"})
+    heard.messages.get(timeout=LIMIT_S)
+    heard.server.cut("worker-0")
+    assert heard.lost.get(timeout=LIMIT_S) == "worker-0"
+    assert cut.wait(LIMIT_S)
+    address = heard.server.address
+    with socket.create_connection((address.host, address.port), timeout=LIMIT_S) as late:  # nor is it let in again
+        late.sendall(json.dumps({"token": address.token, "ident": "worker-0"}).encode() + b"\n")
+        assert late.recv(1) == b""
+    other.send({"t": "ready"})
+    assert heard.messages.get(timeout=LIMIT_S)[0] == "worker-1"
+    other.close()
+    beacon.close()

@@ -345,6 +345,8 @@ class Controller:
         match event:
             case Said(ident, message):
                 self.chronicle.take(ident, message)
+                if message.get("t") == "checkpoint_failed" and self.state is State.RESIZING:
+                    self._enter(State.RUNNING)  # the workers go on as they are
             case Ended(ident, number, outcome):
                 if generation is not None and number == generation.number:
                     generation.outcomes[ident] = outcome
@@ -362,6 +364,7 @@ class Controller:
     def _lose(self, ident: str, generation: Generation | None, why: str) -> None:
         if not self.staff.lose(ident, why):
             return
+        self.beacon.cut(ident)
         if self.staff.is_loader(ident):
             self._tell_loaders(generation)
         elif generation is not None and ident in generation.pending:

@@ -72,7 +72,8 @@ class Worker:
         self._aborted_upto = 0
         self._requests: dict[int, Requests] = {}
         self._lock = threading.Lock()
-        self._beacon = Beacon(spec.beacon, spec.ident)
+        # A process that the controller gave up, and that it could not reach to end it, must not train on.
+        self._beacon = Beacon(spec.beacon, spec.ident, on_cut=lambda: os._exit(1))
 
     def ready(self) -> int:
         """Answers with the process id once the process has imported everything that training needs."""
