@@ -216,6 +216,7 @@ def test_long_values_are_cut(complaint):
         ("model.config=3", "3 is not acceptable; expected a section of keys and values"),
         ("name=123", "123 is not acceptable; expected text; put it in quotes"),
         ("name=a b", "'a b' is not acceptable; use letters, digits, dot, underscore and dash only"),
+        ("storage=s3://bucket/runs", "expected a folder that all nodes see"),
         ("name=../up", "'../up' is not acceptable; use letters"),
         ("optim=3", "3 is not a section; give keys below it: name, lr, betas"),
         ("optim.schedule=cosine", "'cosine' is not a section; give keys below it: kind, warmup_steps, min_ratio"),

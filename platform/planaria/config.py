@@ -226,6 +226,13 @@ class JobConfig(Section):
     )
     storage: str = Field("runs", description="folder (shared by all nodes) for runs and checkpoints")
 
+    @field_validator("storage")
+    @classmethod
+    def _folder(cls, value: str) -> str:
+        if "://" in value:
+            raise ValueError("expected a folder that all nodes see, e.g. a network mount; URLs are not supported yet")
+        return value
+
     @model_validator(mode="after")
     def _combination(self) -> JobConfig:
         if self.optim.schedule.warmup_steps >= self.train.steps:

@@ -131,7 +131,7 @@ def _run(job: JobConfig, console: Console, caught: list[int], kept: bool) -> int
     if trouble is not None:
         if isinstance(trouble, TrainingStopped):
             complain(str(trouble).partition(";")[0])  # what goes on from the checkpoint would not be the demo
-            return stop_code(trainer.summary)
+            return stop_code(trouble.by)
         complain(str(trouble))
         return FAILED
     console.print()

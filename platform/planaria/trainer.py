@@ -37,7 +37,12 @@ class TrainingFailed(TrainingFailedError):
 
 
 class TrainingStopped(RuntimeError):
-    """The job was asked to end before its last step; its state is saved."""
+    """The job was asked to end before its last step; the message says which checkpoint it goes on from."""
+
+    def __init__(self, message: str, by: str | None = None) -> None:
+        super().__init__(message)
+        self.by = by
+        """``"Ctrl-C"`` or ``"SIGTERM"``."""
 
 
 class ElasticTrainer:
@@ -117,10 +122,7 @@ class ElasticTrainer:
         if self.summary["state"] == "failed":
             raise TrainingFailed(self.summary["error"])
         if self.summary["state"] == "stopped":
-            raise TrainingStopped(
-                f"stopped after {self.summary['steps']} of {self.job.train.steps} steps; the same command goes on "
-                f"from the checkpoint of step {self.summary['checkpoint_step']}"
-            )
+            raise TrainingStopped(stop_message(self.summary, self.job.train.steps), self.summary["stopped_by"])
         return result_of(self.summary)
 
     def _run(self, facts: ModelFacts) -> dict[str, Any]:
@@ -131,6 +133,10 @@ class ElasticTrainer:
         )
         try:
             return self._attend(controller)
+        except ray.exceptions.RayError as error:
+            raise TrainingFailed(
+                f"the controller failed; the same command goes on from the last checkpoint. Ray says: {error}"
+            ) from error
         finally:
             ray.kill(controller, no_restart=True)
 
@@ -152,13 +158,23 @@ class ElasticTrainer:
                     asked_at = time.monotonic()
                     controller.stop.options(concurrency_group="talk").remote(caught[0])
                 elif len(caught) > 1 or (asked_at and time.monotonic() - asked_at > STOP_LIMIT_S):
-                    raise TrainingStopped("ended at once, without a last checkpoint")
+                    how = "at once" if len(caught) > 1 else f"after waiting {STOP_LIMIT_S:.0f} s for the step to end"
+                    raise TrainingStopped(f"ended {how}, without a last checkpoint", caught[0])
 
     def _show(self, controller: Any, final: bool = False) -> None:
         if self._watch is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 status = controller.status.options(concurrency_group="talk").remote()
                 self._watch(ray.get(status, timeout=5) | {"final": final})
+
+
+def stop_message(summary: dict[str, Any], total: int) -> str:
+    """How far a stopped job came, and where it goes on."""
+    step = summary["checkpoint_step"]
+    where = "there is no checkpoint, so the same command begins anew"
+    if step is not None:
+        where = f"the same command goes on from the checkpoint of step {step}"
+    return f"stopped after {summary['steps']} of {total} steps; {where}"
 
 
 def result_of(summary: dict[str, Any]) -> Result:

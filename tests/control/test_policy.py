@@ -217,6 +217,13 @@ def test_wait_lets_a_starting_cluster_settle():
     assert wait(3, 0, limits()) == Start(3)
 
 
+def test_workers_alone_do_not_start_and_are_not_waited_with_for_ever():
+    assert wait(8, 10, limits(wait_s=60), loaders=0) == Wait(50)
+    late = wait(8, 60, limits(wait_s=60), loaders=0)
+    assert isinstance(late, GiveUp)
+    assert "no data loader" in late.reason
+
+
 def test_wait_settles_no_longer_than_its_limit():
     assert wait(3, 58, limits(wait_s=60), settle_s=5, quiet_s=0) == Wait(2)
     assert wait(3, 60, limits(wait_s=60), settle_s=5, quiet_s=0) == Start(3)

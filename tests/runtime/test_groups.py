@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from tests.support.ranks import RankPool
+from torch.distributed.device_mesh import init_device_mesh
 
 from planaria.layout import Layout
-from planaria.runtime.groups import Groups, host_store
+from planaria.runtime.groups import MESH_AXES, Groups, Interrupted, host_store
 from planaria.runtime.sockets import socket_inodes
 
 RETURN_LIMIT_S = 2.0
@@ -52,6 +54,22 @@ def _traffic(groups: Groups, interrupt_after_s: float, idle_rank: int, die: bool
 def _open_things(groups: Groups) -> tuple[int, int, int]:
     dist.all_reduce(torch.ones(10))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), len(socket_inodes())
+
+
+def test_the_store_listens_on_its_own_interface_only() -> None:
+    before = socket_inodes()
+    store = host_store("127.0.0.1")
+    hosts = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as held:
+            if os.fstat(held.fileno()).st_ino not in before and held.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
+                hosts.add(held.getsockname()[0])
+    assert hosts == {"127.0.0.1"}
+    client = dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    client.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 def test_a_wait_on_a_living_rank_ends_when_interrupted() -> None:
@@ -98,6 +116,45 @@ def test_forming_with_an_absent_rank_ends_when_interrupted() -> None:
         assert len(pool.run(layout, _open_things)) == 3
 
 
+def _form_up_to_the_ports(groups: Groups) -> None:
+    """Rank 1 of two: all that forming does until it would say which ports it listens on; then it keeps silent."""
+    r = groups.rendezvous
+    client = dist.TCPStore(r.store_host, r.store_port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"gen-{r.generation}", client), rank=r.rank, world_size=2)
+    init_device_mesh("cpu", (1, 2, 1), mesh_dim_names=MESH_AXES)
+    time.sleep(RETURN_LIMIT_S + 2.0)
+    dist.destroy_process_group()
+
+
+def _interrupted_after_the_mesh(groups: Groups) -> float:
+    """Rank 0 of two, interrupted while it waits for the ports of rank 1; seconds until it is told."""
+    adopt, at = groups._adopt_connections, []
+
+    def interrupt() -> None:
+        at.append(time.monotonic())
+        groups.interrupt()
+
+    def waiting(store: dist.Store) -> None:
+        threading.Timer(0.5, interrupt).start()
+        adopt(store)
+
+    groups._adopt_connections = waiting  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        groups.form()
+    return time.monotonic() - at[0]
+
+
+def test_an_interrupt_between_the_mesh_and_the_ports_is_heard() -> None:
+    with RankPool(2) as pool:
+        pool.start(Layout(dp_shard=2), _interrupted_after_the_mesh, ranks=[0], form=False)
+        pool.start(Layout(dp_shard=2), _form_up_to_the_ports, ranks=[1], form=False, again=True)
+        (ok, seconds), (other, value) = pool.results([0, 1])
+        assert ok, seconds
+        assert other, value
+        assert seconds < RETURN_LIMIT_S
+        assert len(pool.run(Layout(dp_shard=2), _open_things)) == 2
+
+
 @pytest.mark.parametrize("layout", [Layout(dp_shard=2), Layout(dp_replicate=2, dp_shard=1), Layout(tp=2)])
 def test_every_axis_is_on_the_mesh(layout: Layout) -> None:
     with RankPool(2) as pool:
@@ -106,9 +163,3 @@ def test_every_axis_is_on_the_mesh(layout: Layout) -> None:
 
 def _axis_sizes(groups: Groups) -> tuple[int, ...]:
     return tuple(groups.mesh.get_group(axis).size() for axis in ("dp_replicate", "dp_shard", "tp"))
-
-
-def test_the_store_listens_on_one_address_only() -> None:
-    store = host_store("127.0.0.1")
-    listening = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    assert [address.ip for address in listening if address.port == store.port] == ["127.0.0.1"]

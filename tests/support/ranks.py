@@ -43,15 +43,24 @@ class RankPool:
         self._interrupt_after = seconds
 
     def start(
-        self, layout: Layout, function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None
+        self,
+        layout: Layout,
+        function: Callable[..., Any],
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        form: bool = True,
+        again: bool = False,
     ) -> None:
-        """Start ``function(groups, *args)`` on every rank (or only on ``ranks``) of a new generation."""
+        """Start ``function(groups, *args)`` on every rank (or only on ``ranks``) of a new generation.
+
+        Without ``form`` the function forms the groups; with ``again`` it is the generation of the last call.
+        """
         from planaria.runtime.groups import Rendezvous
 
-        self._generation += 1
+        self._generation += not again
         for rank in range(layout.world) if ranks is None else ranks:
             rendezvous = Rendezvous(self._generation, rank, layout, "127.0.0.1", self._store.port, FORM_TIMEOUT_S)
-            self._pipes[rank].send((rendezvous, function, args, self._interrupt_after))
+            self._pipes[rank].send((rendezvous, function, args, self._interrupt_after, form))
 
     def results(self, ranks: list[int]) -> list[Any]:
         """Results of the started task; an exception of a rank comes back as (type name, traceback)."""
@@ -91,14 +100,15 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            rendezvous, function, args, interrupt_after = pipe.recv()
+            rendezvous, function, args, interrupt_after, form = pipe.recv()
         except EOFError:
             return
         groups = Groups(rendezvous, torch.device("cpu"))
         if interrupt_after is not None:
             threading.Timer(interrupt_after, groups.interrupt).start()
         try:
-            groups.form()
+            if form:
+                groups.form()
             answer = (True, function(groups, *args))
         except Exception as error:
             answer = (False, (type(error).__name__, traceback.format_exc()))

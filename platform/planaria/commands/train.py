@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def run(job: JobConfig, console: Console, address: str | None = None, package: s
             if address is not None or package is not None:
                 trainer.preflight()
                 stack.callback(connect(address, package))
-            trouble: Exception | None = None
+            trouble: TrainingFailed | TrainingStopped | None = None
             try:
                 trainer.fit()
             except (TrainingFailed, TrainingStopped) as error:
@@ -54,7 +54,7 @@ def run(job: JobConfig, console: Console, address: str | None = None, package: s
         if trace := trainer.summary.get("trace"):
             complain(f"the error came from\n{trace}")
         return FAILED
-    return stop_code(trainer.summary)
+    return stop_code(trouble.by)
 
 
 def connect(address: str | None, package: str | None) -> Any:
@@ -72,6 +72,6 @@ def connect(address: str | None, package: str | None) -> Any:
     return ray.shutdown
 
 
-def stop_code(summary: Mapping[str, Any]) -> int:
+def stop_code(by: str | None) -> int:
     """130 for a run that Ctrl-C ended, 143 for SIGTERM."""
-    return TERMINATED if summary.get("stopped_by") == "SIGTERM" else INTERRUPTED
+    return TERMINATED if by == "SIGTERM" else INTERRUPTED

@@ -44,9 +44,12 @@ class Chronicle:
         Raises:
             JobFailed: more samples are damaged than the job allows.
         """
-        if not 0 < message.get("gen", 0) <= len(self._generations):
+        # Once the next generation is formed, a late word of an earlier one could only pass for news of this one.
+        if not self._generations or message.get("gen") != len(self._generations):
             return
-        generation = self._generations[message["gen"] - 1]
+        generation = self._generations[-1]
+        if ident in generation.lost:
+            return  # given up as silent or hung, and awake again
         generation.last_word_at = time.monotonic()
         first_rank = message["rank"] == 0
         match message["t"]:

@@ -145,12 +145,20 @@ class Controller:
             ready, now = len(self.staff.slots()), time.monotonic()
             # After a fault nobody is waited for who may come: survivors go on at once, and grow later.
             settle = 0.0 if self.generations or self.staff.settled() else SETTLE_S
-            decision = policy.wait(ready, now - began, limits, settle_s=settle, quiet_s=now - self.staff.last_arrival)
-            if isinstance(decision, policy.Start) and self.staff.loader_handles():
+            decision = policy.wait(
+                ready,
+                now - began,
+                limits,
+                settle_s=settle,
+                quiet_s=now - self.staff.last_arrival,
+                loaders=len(self.staff.loader_handles()),
+            )
+            if isinstance(decision, policy.Start):
                 return
             if isinstance(decision, policy.GiveUp):
                 places = sum(self.staff.capacity.values())
-                raise JobFailed(f"{decision.reason} (the cluster has places for {places})")
+                trouble = f"; the last start that failed: {self.staff.trouble}" if self.staff.trouble else ""
+                raise JobFailed(f"{decision.reason} (the cluster has places for {places}{trouble})")
             if self.generations and not announced and ready < limits.min_workers:
                 announced = True
                 self._enter(State.WAITING)
@@ -211,7 +219,7 @@ class Controller:
             if error is None:
                 self.events.put(Ended(ident, order.rendezvous.generation, future.result()))
             else:
-                self.events.put(Gone(ident, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+                self.events.put(Gone(ident, f"{type(error).__name__}: {_first_line(error)}"))
 
         member.handle.run.options(concurrency_group="train").remote(order).future().add_done_callback(done)
 
@@ -239,15 +247,15 @@ class Controller:
     def _hung(self, generation: Generation) -> bool:
         """Whether a member says nothing any more, or all talk but none gets ahead."""
         limits = self.job.elastic
-        for ident in generation.pending:
-            silent = self.beacon.silence(ident)
+        for member in [*self.staff.workers.of(Life.READY), *self.staff.loaders.of(Life.READY)]:
+            silent = self.beacon.silence(member.ident)
             if silent is not None and silent > limits.silence_s:
-                self._lose(ident, generation, f"silent for {silent:.1f} s")
+                self._lose(member.ident, generation, f"silent for {silent:.1f} s")
         stuck = time.monotonic() - generation.last_word_at
         if stuck > limits.hang_s:
             self.record.event("hang", f"no progress for {stuck:.0f} s", gen=generation.number, step=generation.step)
-            generation.lost["nobody in particular"] = f"no progress for {stuck:.0f} s"
-        return bool(generation.lost)
+            generation.hung = f"no progress for {stuck:.0f} s"
+        return bool(generation.lost or generation.hung)
 
     def _abort(self, generation: Generation) -> None:
         """End a broken generation everywhere; whoever does not return in time is ended and counted as lost."""
@@ -275,7 +283,7 @@ class Controller:
         """Look back at a generation that ended; True if the job is over."""
         self.view.generations = [generation_row(item) for item in self.generations]
         ends = {outcome.end for outcome in generation.outcomes.values()}
-        if generation.lost or End.FAILED in ends or End.ABORTED in ends:
+        if generation.lost or generation.hung or End.FAILED in ends or End.ABORTED in ends:
             self._conclude_broken(generation)
             return False
         self.history.append(policy.Generation(generation.number, generation.highest))
@@ -292,12 +300,13 @@ class Controller:
 
     def _conclude_broken(self, generation: Generation) -> None:
         """Decide whether to go on after a failure; raises JobFailed if not."""
-        root = root_cause(generation.outcomes, generation.lost)
+        evidence = generation.lost | ({"all workers": generation.hung} if generation.hung else {})
+        root = root_cause(generation.outcomes, evidence)
         error = policy.UserError(root.kind or "Exception", root.error or "") if root is not None else None
         if root is not None:
             text = f"{root.kind}: {root.error}"
             self.record.event("error", text, gen=generation.number, step=generation.step, trace=root.trace)
-        cause = str(error) if error else "; ".join(f"{who}: {why}" for who, why in generation.lost.items())
+        cause = str(error) if error else "; ".join(f"{who}: {why}" for who, why in evidence.items())
         if root is not None and root.kind in ("CheckpointDamaged", "CheckpointError"):
             self._checkpoint_error(generation, root)
             error = None  # the next attempt starts from another checkpoint, so the same error may mean another one
@@ -308,7 +317,8 @@ class Controller:
         decision = policy.FailurePolicy(self.job.elastic.max_failures).decide(self.history)
         if isinstance(decision, policy.GiveUp):
             raise JobFailed(decision.reason, root.trace if root is not None else None)
-        self._cause = f"lost {', '.join(sorted(generation.lost))}" if generation.lost else str(error or cause)[:100]
+        lost = f"lost {', '.join(sorted(generation.lost))}" if generation.lost else ""
+        self._cause = generation.hung or lost or str(error or cause)[:100]
         self._planned = False
 
     def _checkpoint_error(self, generation: Generation, root: Outcome) -> None:
@@ -335,6 +345,8 @@ class Controller:
         match event:
             case Said(ident, message):
                 self.chronicle.take(ident, message)
+                if message.get("t") == "checkpoint_failed" and self.state is State.RESIZING:
+                    self._enter(State.RUNNING)  # the workers go on as they are
             case Ended(ident, number, outcome):
                 if generation is not None and number == generation.number:
                     generation.outcomes[ident] = outcome
@@ -352,6 +364,7 @@ class Controller:
     def _lose(self, ident: str, generation: Generation | None, why: str) -> None:
         if not self.staff.lose(ident, why):
             return
+        self.beacon.cut(ident)
         if self.staff.is_loader(ident):
             self._tell_loaders(generation)
         elif generation is not None and ident in generation.pending:
@@ -360,7 +373,7 @@ class Controller:
     def _tell_loaders(self, generation: Generation | None) -> None:
         loaders = self.staff.loader_handles()
         if generation is not None and loaders:
-            self._tell_members(generation, "set_loaders", loaders)
+            self._tell_members(generation, "set_loaders", generation.number, loaders)
 
     def _tell_members(self, generation: Generation, method: str, *args: Any, **kwargs: Any) -> None:
         for ident in generation.pending:
@@ -409,3 +422,7 @@ class Controller:
             "metrics": self.view.last,
             "run_dir": self.run_dir,
         }
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

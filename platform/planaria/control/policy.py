@@ -209,7 +209,12 @@ class Wait:
 
 
 def wait(
-    ready: int, waited_s: float, config: ElasticConfig, settle_s: float = 0.0, quiet_s: float = 0.0
+    ready: int,
+    waited_s: float,
+    config: ElasticConfig,
+    settle_s: float = 0.0,
+    quiet_s: float = 0.0,
+    loaders: int = 1,
 ) -> Start | Wait | GiveUp:
     """Whether to form a generation from the workers that are there.
 
@@ -222,10 +227,18 @@ def wait(
         config: limits.
         settle_s: quiet time to wait for before starting below ``max_workers``.
         quiet_s: seconds since the last worker joined.
+        loaders: data loaders that answer; without one there is nothing to train on.
     """
+    left = config.wait_s - waited_s
+    if ready >= config.min_workers and not loaders:
+        if left > 0:
+            return Wait(left)
+        return GiveUp(
+            f"no data loader came up within elastic.wait_s={config.wait_s:g} s; a loader needs "
+            f"data.loader_cpus CPUs that no worker holds: lower data.loader_cpus, or add a node"
+        )
     if ready >= config.max_workers:
         return Start(config.max_workers)
-    left = config.wait_s - waited_s
     if ready >= config.min_workers:
         unsettled = min(settle_s - quiet_s, left)
         return Wait(unsettled) if unsettled > 0 else Start(ready)

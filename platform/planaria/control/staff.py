@@ -18,7 +18,7 @@ from planaria.planner.plan import WorkerSlot
 from planaria.runtime.fleet import Fleet
 
 START_LIMIT_S = 180.0
-"""A worker that has not come up by then is started again elsewhere."""
+"""A worker or loader that has not come up by then is started again elsewhere."""
 LOADER_TRIES = 3
 
 
@@ -31,6 +31,8 @@ class Staff:
         self.trust = NodeTrust()
         self.capacity: dict[str, int] = {}
         self.last_arrival = time.monotonic()
+        self.trouble = ""
+        """Why the last process that could not start did not; empty once a worker came up."""
         self._known_nodes: set[str] = set()
         self._loader_failures = 0
 
@@ -50,7 +52,7 @@ class Staff:
     def fill(self) -> None:
         """Start workers where there is room, up to the maximum, and missing loaders."""
         now = time.monotonic()
-        for member in list(self.workers.of(Life.STARTING)):
+        for member in [*self.workers.of(Life.STARTING), *self.loaders.of(Life.STARTING)]:
             if now - member.since > START_LIMIT_S:
                 self.lose(member.ident, f"did not come up within {START_LIMIT_S:.0f} s")
         carried = self.workers.per_node()
@@ -104,6 +106,7 @@ class Staff:
             self._loader_failures = 0
         else:
             self.trust.proved(member.node)
+            self.trouble = ""
         self._record.event("joined", f"{event.ident} is ready", member=event.ident, node=member.node, pid=event.pid)
         return True
 
@@ -111,11 +114,16 @@ class Staff:
         cause = getattr(error, "cause", None)
         if self.is_loader(ident) and isinstance(cause, Exception):
             self._loader_failures += 1
-            if not isinstance(cause, OSError) or self._loader_failures > LOADER_TRIES:
+            hopeless = not isinstance(cause, OSError) or self._loader_failures > LOADER_TRIES
+            # Where another loader reads the same data, the fault is this node's (a folder that it lacks).
+            if hopeless and not self.loader_handles():
                 raise JobFailed(f"the data cannot be opened: {cause}")
         elif isinstance(error, ray.exceptions.RayTaskError):
             raise JobFailed(f"{ident} cannot start: {cause or error}")
-        self.lose(ident, f"{type(error).__name__} while starting")
+        # Ray's text is a traceback where the process itself raised; the last line says what.
+        last = str(cause or error).strip().rpartition("\n")[2].strip()[:300]
+        self.trouble = f"{ident}: {type(error).__name__}: {last}"
+        self.lose(ident, f"{type(error).__name__} while starting: {last}")
 
     def lose(self, ident: str, why: str) -> bool:
         """A process is gone, or shall be; returns False if that was known."""

@@ -59,6 +59,7 @@ class BeaconServer:
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._heard: dict[str, float] = {}
+        self._cut: set[str] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="beacon-server", daemon=True)
         self._thread.start()
@@ -67,6 +68,13 @@ class BeaconServer:
         """Seconds since the last word of ``ident``; None if it never spoke or its connection ended."""
         heard = self._heard.get(ident)
         return None if heard is None else time.monotonic() - heard
+
+    def cut(self, ident: str) -> None:
+        """End the connection of ``ident``, whose process then ends itself: it was given up, and must not go on
+        should it come back. Its words count no more."""
+        self._cut.add(ident)
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"x")
 
     def close(self) -> None:
         """Stop listening and drop all connections."""
@@ -82,6 +90,9 @@ class BeaconServer:
                     self._accept()
                 elif key.data is not None:
                     self._receive(key.data)
+                else:
+                    self._wake_in.recv(1 << 10)
+                    self._end_cut()
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
@@ -115,22 +126,30 @@ class BeaconServer:
     def _handle(self, peer: _Peer, line: bytes) -> bool:
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         if not isinstance(message, dict):
             return False
         if not peer.ident:
-            if not hmac.compare_digest(str(message.get("token", "")), self._token):
+            if not hmac.compare_digest(repr(message.get("token")).encode(), repr(self._token).encode()):
                 return False
             peer.ident = str(message.get("ident", ""))
             self._heard[peer.ident] = time.monotonic()
-            return bool(peer.ident)
+            return bool(peer.ident) and peer.ident not in self._cut
         self._heard[peer.ident] = time.monotonic()
         if message:
             self._on_message(peer.ident, message)
         return True
 
+    def _end_cut(self) -> None:
+        peers = [key.data for key in self._selector.get_map().values() if key.data is not None]
+        for peer in peers:
+            if peer.ident in self._cut:
+                self._drop(peer)
+
     def _drop(self, peer: _Peer) -> None:
+        if peer.connection.fileno() < 0:  # cut in the same round
+            return
         self._selector.unregister(peer.connection)
         peer.connection.close()
         if peer.ident:
@@ -141,16 +160,22 @@ class BeaconServer:
 class Beacon:
     """The worker's end. :meth:`send` from any thread; a heartbeat goes out every ``interval_s`` on its own."""
 
-    def __init__(self, address: BeaconAddress, ident: str, interval_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        address: BeaconAddress,
+        ident: str,
+        interval_s: float = 0.5,
+        on_cut: Callable[[], None] = lambda: None,
+    ) -> None:
         self._connection = socket.create_connection((address.host, address.port), timeout=30)
         self._lock = threading.Lock()
-        self._interval = interval_s
+        self._interval, self._on_cut = interval_s, on_cut
         self._closed = threading.Event()
         self._write({"token": address.token, "ident": ident})
         threading.Thread(target=self._beat, name="beacon", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Send one JSON-able message; silently dropped if the controller is gone (Ray then ends this process)."""
+        """Send one JSON-able message; silently dropped if the line is cut (``on_cut`` is then called)."""
         with contextlib.suppress(OSError):
             self._write(message)
 
@@ -166,4 +191,9 @@ class Beacon:
 
     def _beat(self) -> None:
         while not self._closed.wait(self._interval):
-            self.send({})
+            try:
+                self._write({})
+            except OSError:
+                if not self._closed.is_set():
+                    self._on_cut()
+                return

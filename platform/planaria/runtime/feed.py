@@ -101,6 +101,4 @@ class LoaderFeed:
             except ray.exceptions.RayError as error:  # the loader, or the object, is lost
                 trouble = type(error).__name__
                 time.sleep(RETRY_PAUSE_S)
-        raise DataError(
-            what, f"{trouble}; {attempt} loaders were asked", "see the loaders' logs, or raise data.timeout_s"
-        )
+        raise DataError(what, f"{trouble}; asked {attempt} times", "see the loaders' logs, or raise data.timeout_s")

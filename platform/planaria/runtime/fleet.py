@@ -126,7 +126,8 @@ class NodeWatch:
                 return
 
 
-def _listens(host: str, port: int, timeout_s: float = 0.5) -> bool:
+def _listens(host: str, port: int, timeout_s: float = 2.5) -> bool:
+    # A lost SYN is sent again after one second: one lost packet must not cost a node's healthy workers.
     try:
         socket.create_connection((host, port), timeout=timeout_s).close()
     except OSError:

@@ -39,11 +39,11 @@ class Rendezvous:
     """Limit of one collective, and of forming the groups."""
 
 
-def host_store(address: str) -> dist.TCPStore:
-    """A store for all generations, listening on ``address`` alone (left to itself it would take every interface)."""
-    listener = socket.create_server((address, 0))
+def host_store(host: str) -> dist.TCPStore:
+    """A store that listens on the interface of ``host`` alone, on a free port; torch's own listens on all."""
+    listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
     port = listener.getsockname()[1]
-    return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 class Interrupted(RuntimeError):
@@ -61,6 +61,7 @@ class Groups:
         self._aborted = threading.Event()
         self._lock = threading.Lock()
         self._open = False
+        self._adopted = False
         self._mesh: DeviceMesh | None = None
 
     @property
@@ -116,6 +117,8 @@ class Groups:
             if layout.dp_replicate > 1:
                 self._mesh["dp_replicate", "dp_shard"]
             self._adopt_connections(store)
+            self._adopted = True
+            self._check()  # an interrupt that came before knew only some of the connections
             dist.barrier()
         except Exception as error:
             if self._aborted.is_set():
@@ -150,7 +153,7 @@ class Groups:
     def interrupt(self) -> int:
         """Make every pending and later collective of this generation fail; returns the connections cut."""
         self._aborted.set()
-        if self._mesh is None:
+        if not self._adopted:
             # Still forming: whatever has been connected so far is new since the start.
             self._adopt_while_forming()
         cut = self._connections.interrupt()

@@ -55,12 +55,13 @@ def train(
 ) -> End:
     """Run steps from ``engine.step_done`` to ``job.train.steps``.
 
-    Returns FINISHED, or PAUSED/STOPPED after a checkpoint at a step boundary that is common to all ranks.
+    Returns FINISHED, or PAUSED/STOPPED after a checkpoint at a step boundary that is common to all ranks. A pause
+    whose checkpoint fails does not happen.
 
     Raises:
         RuntimeError: a peer was lost, or the generation was interrupted.
         DataError: this rank's data cannot be built.
-        CheckpointError: the state could not be saved where that ends the run (pause, stop, end).
+        CheckpointError: the state could not be saved where that ends the run (stop, end).
     """
     saved = engine.step_done
     while engine.step_done < job.train.steps:
@@ -72,9 +73,9 @@ def train(
         targets, pause, stop = _agree(engine, share, requests)
         if stop or pause:
             # Nothing of this step has been done: the boundary is before it.
-            if step != saved:
-                save(engine, vault, job, token, report, must=True)
-            return End.STOPPED if stop else End.PAUSED
+            if step == saved or save(engine, vault, job, token, report, must=stop):
+                return End.STOPPED if stop else End.PAUSED
+            requests.pause = False  # a full disk costs the change of size, not the run
         report({"t": "phase", "step": step, "phase": "step"})
         result = engine.train_step(share.micro_batches, targets)
         report(_step_message(step, result, share, waited, time.monotonic() - began))
@@ -86,8 +87,13 @@ def train(
         elif done % job.checkpoint.every == 0 and save(engine, vault, job, token, report, must=False):
             saved = done
     if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):
-        report({"t": "phase", "step": engine.step_done, "phase": "evaluate"})
-        scores = evaluate(engine, feed.held_out, feed.held_out_size(), job)
+
+        def held_out(start: int, stop: int, rows: int) -> EvalBatch:
+            # Told for every micro-batch: elastic.hang_s limits one step, not the whole evaluation.
+            report({"t": "phase", "step": engine.step_done, "phase": "evaluate"})
+            return feed.held_out(start, stop, rows)
+
+        scores = evaluate(engine, held_out, feed.held_out_size(), job)
         report({"t": "eval", "step": engine.step_done, **asdict(scores)})
     return End.FINISHED
 

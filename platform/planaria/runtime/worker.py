@@ -68,10 +68,12 @@ class Worker:
         bind_gloo(ray.util.get_node_ip_address())
         self._groups: Groups | None = None
         self._feed: LoaderFeed | None = None
+        self._loaders: tuple[int, Sequence[Any]] = (0, ())
         self._aborted_upto = 0
         self._requests: dict[int, Requests] = {}
         self._lock = threading.Lock()
-        self._beacon = Beacon(spec.beacon, spec.ident)
+        # A process that the controller gave up, and that it could not reach to end it, must not train on.
+        self._beacon = Beacon(spec.beacon, spec.ident, on_cut=lambda: os._exit(1))
 
     def ready(self) -> int:
         """Answers with the process id once the process has imported everything that training needs."""
@@ -83,10 +85,10 @@ class Worker:
         outcome = Outcome(End.FAILED)
         groups = Groups(order.rendezvous, self.device)
         with self._lock:
-            if generation <= self._aborted_upto:
-                return Outcome(End.ABORTED)
             self._groups = groups
             requests = self._requests.setdefault(generation, Requests())
+            if generation <= self._aborted_upto:
+                groups.interrupt()  # the abort came before the order: forming ends at once
         try:
             self._play(order, groups, outcome, requests)
         except BaseException as error:
@@ -124,17 +126,29 @@ class Worker:
                 engine.load(checkpoint)
         _lap(outcome, "restore", clock)
         report({"t": "ready", "step": engine.step_done, "phases": outcome.phases})
-        feed = LoaderFeed(spec.job, rendezvous.layout, rendezvous.rank, order.loaders, lambda: groups.aborted)
-        self._feed = feed
+        feed = self._open_feed(order, groups)
         try:
             outcome.end = train(engine, feed, vault, spec.job, requests, report, order.token)
         finally:
             outcome.step = engine.step_done
 
-    def set_loaders(self, loaders: Sequence[Any]) -> None:
-        """Use these loaders from now on."""
-        if (feed := self._feed) is not None:
-            feed.set_loaders(loaders)
+    def _open_feed(self, order: Order, groups: Groups) -> LoaderFeed:
+        rendezvous = order.rendezvous
+        with self._lock:  # the loaders may have changed since the order, while the groups were formed
+            generation, changed = self._loaders
+            loaders = changed if generation == rendezvous.generation else order.loaders
+            feed = LoaderFeed(self.spec.job, rendezvous.layout, rendezvous.rank, loaders, lambda: groups.aborted)
+            self._feed = feed
+        return feed
+
+    def set_loaders(self, generation: int, loaders: Sequence[Any]) -> None:
+        """Use these loaders from now on in ``generation``."""
+        with self._lock:
+            if generation < self._loaders[0]:
+                return
+            self._loaders = (generation, loaders)
+            if self._feed is not None:
+                self._feed.set_loaders(loaders)
 
     def abort(self, generation: int) -> int:
         """End ``generation`` here at once; its ``run`` then returns. Returns the connections cut."""

@@ -1,0 +1,84 @@
+"""What of the workers' words counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planaria.config import parse
+from planaria.control.chronicle import Chronicle
+from planaria.control.generation import Generation
+from planaria.control.status import Status
+from planaria.layout import Layout
+from planaria.observe.record import RunRecord, read_lines
+from planaria.planner.plan import Plan
+
+JOB = parse({"model": {"preset": "llava-tiny"}, "train": {"steps": 9, "global_batch": 2}})
+
+
+def step(gen: int, number: int, rank: int = 0) -> dict[str, Any]:
+    return {
+        "t": "step",
+        "gen": gen,
+        "rank": rank,
+        "step": number,
+        "loss": 1.0,
+        "grad_norm": 1.0,
+        "lr": 0.1,
+        "targets": 3,
+        "skipped": False,
+        "ids": [rank],
+        "tokens": 5,
+        "bad": [],
+        "data_wait_s": 0.0,
+        "step_s": 0.1,
+    }
+
+
+class Book:
+    def __init__(self, folder: Any) -> None:
+        self.generations: list[Generation] = []
+        self.begun: list[int] = []
+        self.status = Status(total_steps=9)
+        self.folder = folder
+        self.chronicle = Chronicle(
+            JOB, RunRecord(folder), self.status, self.generations, lambda: self.begun.append(len(self.generations))
+        )
+
+    def form(self) -> None:
+        plan = Plan(Layout(dp_shard=2), ("worker-0", "worker-1"), (), "")
+        self.generations.append(Generation(len(self.generations) + 1, plan, "start", True, 0))
+
+    def rows(self, name: str) -> list[tuple[int, int]]:
+        return [(row["gen"], row["step"]) for row in read_lines(self.folder / f"{name}.jsonl")]
+
+
+@pytest.fixture
+def book(tmp_path) -> Book:
+    found = Book(tmp_path)
+    found.form()
+    return found
+
+
+def test_a_step_is_recorded_once_all_ranks_have_reported(book: Book) -> None:
+    book.chronicle.take("worker-0", step(1, 0, rank=0))
+    assert book.rows("ledger") == []
+    book.chronicle.take("worker-1", step(1, 0, rank=1))
+    assert book.rows("ledger") == [(1, 0)]
+    assert book.rows("metrics") == [(1, 0)]
+    assert book.begun == [1]
+
+
+def test_a_late_word_of_an_earlier_generation_is_no_news_of_this_one(book: Book) -> None:
+    book.form()
+    book.chronicle.take("worker-0", step(1, 5))
+    assert book.begun == []
+    assert book.status.step == 0
+    assert book.rows("metrics") == []
+
+
+def test_a_member_that_was_given_up_is_not_heard(book: Book) -> None:
+    book.generations[0].lost["worker-0"] = "silent for 20 s"
+    book.chronicle.take("worker-0", step(1, 5))
+    assert book.rows("metrics") == []

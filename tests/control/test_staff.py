@@ -1,0 +1,89 @@
+"""Processes that start, fail to start and are replaced; the fleet is a stand-in, for Ray is not what is tested."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from planaria.config import parse
+from planaria.control import staff as module
+from planaria.control.events import Started
+from planaria.control.failure import JobFailed
+from planaria.control.members import Life
+from planaria.control.staff import Staff
+from planaria.data.errors import DataError
+from planaria.observe.record import RunRecord, read_lines
+from planaria.runtime.fleet import Fleet
+
+
+class Handle:
+    """An actor that never answers; the test answers for it."""
+
+    def __getattr__(self, name: str) -> Handle:
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> Handle:
+        return self
+
+
+class StandIn:
+    def __init__(self) -> None:
+        self.killed = 0
+
+    def start_worker(self, ident: str, node: str) -> Handle:
+        return Handle()
+
+    start_loader = start_worker
+
+    def kill(self, handle: Handle) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def staff(tmp_path) -> Staff:
+    job = parse(
+        {
+            "model": {"preset": "llava-tiny"},
+            "train": {"steps": 4, "global_batch": 4},
+            "elastic": {"max_workers": 2},
+            "data": {"loaders": 2},
+        }
+    )
+    found = Staff(job, cast(Fleet, StandIn()), RunRecord(tmp_path), lambda event: None)
+    found.nodes({"a": 1, "b": 1})
+    found.fill()
+    return found
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("ready", "Traceback\nthe last line", cause)
+
+
+def test_a_loader_that_does_not_come_up_is_started_again(staff: Staff, monkeypatch) -> None:
+    assert len(list(staff.loaders.of(Life.STARTING))) == 2
+    monkeypatch.setattr(module, "START_LIMIT_S", -1.0)
+    staff.fill()
+    assert [member.ident for member in staff.loaders.of(Life.LOST)] == ["loader-0", "loader-1"]
+
+
+def test_data_that_no_loader_can_open_end_the_job(staff: Staff) -> None:
+    with pytest.raises(JobFailed, match=r"cannot be opened.*no such"):
+        staff.started(Started("loader-0", 0, task_error(DataError("x.tar", "no such file", "mend it"))))
+
+
+def test_data_that_another_loader_reads_are_the_nodes_own_trouble(staff: Staff) -> None:
+    staff.started(Started("loader-0", 1))
+    assert not staff.started(Started("loader-1", 0, task_error(DataError("x.tar", "no such file", "mend it"))))
+    assert [member.ident for member in staff.loaders.of(Life.LOST)] == ["loader-1"]
+    assert len(staff.loader_handles()) == 1
+
+
+def test_why_a_worker_could_not_start_is_told(staff: Staff, tmp_path) -> None:
+    died = ActorDiedError(RayTaskError("__init__", "Traceback\nNo module named 'mine'", ImportError("mine")))
+    staff.started(Started("worker-0", 0, died))
+    assert "No module named 'mine'" in staff.trouble
+    assert "No module named 'mine'" in read_lines(tmp_path / "events.jsonl")[-1]["text"]
+    staff.started(Started("worker-1", 7))
+    assert staff.trouble == ""
