@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import ray
+import ray.train
 
 from planaria import trainer as module
-from planaria.config import parse
+from planaria.config import ConfigError, parse
 from planaria.trainer import ElasticTrainer, TrainingFailed, TrainingStopped, stop_message
 
 
@@ -53,5 +54,30 @@ def test_a_lost_controller_is_a_failed_training(trainer, monkeypatch) -> None:
     monkeypatch.setattr(module, "NodeAffinitySchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(ray, "get_runtime_context", Talk)
     monkeypatch.setattr(ray, "kill", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
     with pytest.raises(TrainingFailed, match="the controller failed"):
         trainer._run(None)
+
+
+def test_workers_take_gpus_where_there_are_some_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree: dict[str, Any] = {"model": {"preset": "llava-tiny"}, "train": {"steps": 4, "global_batch": 4}}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    on_gpu = module._scaling(None, parse(tree))
+    assert on_gpu.use_gpu
+    assert on_gpu.resources == {"CPU": 1.0, "GPU": 1.0}
+    assert not module._scaling(None, parse(tree | {"resources": {"device": "cpu"}})).use_gpu
+    assert not module._scaling(ray.train.ScalingConfig(num_workers=2), parse(tree)).use_gpu
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    assert not module._scaling(None, parse(tree)).use_gpu
+    forced = module._scaling(None, parse(tree | {"resources": {"device": "cuda", "gpus": 0.5, "cpus": 2}}))
+    assert forced.resources == {"CPU": 2.0, "GPU": 0.5}
+
+
+def test_options_that_would_be_ignored_are_refused() -> None:
+    tree = {"model": {"preset": "llava-tiny"}, "train": {"steps": 4, "global_batch": 4}}
+    scaling = ray.train.ScalingConfig(num_workers=1, use_gpu=True, accelerator_type="A100")
+    with pytest.raises(ConfigError, match=r"scaling_config\.accelerator_type.*not supported"):
+        ElasticTrainer(tree, scaling)
+    run = ray.train.RunConfig(worker_runtime_env={"env_vars": {"A": "b"}})
+    with pytest.raises(ConfigError, match=r"run_config\.worker_runtime_env"):
+        ElasticTrainer(tree, run_config=run)

@@ -190,6 +190,14 @@ class ElasticConfig(Section):
         return self
 
 
+class ResourcesConfig(Section):
+    """What one worker occupies on its node."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: GPUs if the cluster has any, else CPUs")
+    cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves per worker")
+    gpus: float = Field(1.0, gt=0, description="GPUs that Ray reserves per worker, where workers run on GPUs")
+
+
 class CheckpointConfig(Section):
     """Durable sharded state."""
 
@@ -218,6 +226,7 @@ class JobConfig(Section):
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
+    resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     ledger: Literal["ids", "digest"] = Field(

@@ -54,9 +54,10 @@ class ElasticTrainer:
     Args:
         job: a :class:`JobConfig`, the path of its YAML file, or a plain mapping.
         scaling_config: number of workers, or (least, most); GPUs; resources per worker. Default: the job's
-            ``elastic`` section on CPUs.
+            ``elastic`` and ``resources`` sections. If it is given, its ``num_workers`` counts (Ray's default is 1).
         run_config: ``name``, ``storage_path``, ``failure_config.max_failures`` (failures in a row without
-            progress; -1: no limit) and ``checkpoint_config.num_to_keep`` override the job's own.
+            progress; -1: no limit; 0, Ray's default, leaves the job's own) and
+            ``checkpoint_config.num_to_keep`` override the job's own.
         recipe: model, data and loss (:class:`planaria.recipe.Recipe`); default: the vision-language recipe
             that the job's ``model`` and ``data`` sections describe.
         watch: called with the controller's status a few times per second, e.g. to draw it.
@@ -75,7 +76,8 @@ class ElasticTrainer:
             job = load(job)
         elif isinstance(job, dict):
             job = parse(job)
-        self.scaling = _scaling(scaling_config)
+        _refuse_unsupported(scaling_config, run_config)
+        self._scaling_config = scaling_config
         self.job = absolute_paths(_merged(job, scaling_config, run_config))
         self.recipe: Recipe = recipe if recipe is not None else VLMRecipe(self.job)
         self.run_dir = str(Path(self.job.storage) / self.job.name)
@@ -129,7 +131,7 @@ class ElasticTrainer:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         controller_class = actor_class(Controller, num_cpus=0, concurrency_groups={"job": 1, "talk": 2})
         controller = controller_class.options(scheduling_strategy=here).remote(
-            self.job, self.recipe, facts, self.run_dir, self.scaling
+            self.job, self.recipe, facts, self.run_dir, _scaling(self._scaling_config, self.job)
         )
         try:
             return self._attend(controller)
@@ -187,15 +189,33 @@ def result_of(summary: dict[str, Any]) -> Result:
     return Result(metrics=metrics, checkpoint=checkpoint, error=None, path=str(run_dir))
 
 
-def _scaling(config: ScalingConfig | None) -> Scaling:
-    if config is None:
-        return Scaling()
-    given: Any = config.resources_per_worker or {}
-    resources = {name: float(amount) for name, amount in given.items()}
-    if config.use_gpu:
-        resources.setdefault("GPU", 1.0)
-    resources.setdefault("CPU", 1.0)
-    return Scaling(bool(config.use_gpu), resources)
+def _scaling(config: ScalingConfig | None, job: JobConfig) -> Scaling:
+    """What a worker occupies: as the scaling config says, else as the job's ``resources`` say; Ray is connected."""
+    if config is not None:
+        given: Any = config.resources_per_worker or {}
+        resources = {name: float(amount) for name, amount in given.items()}
+        if config.use_gpu:
+            resources.setdefault("GPU", 1.0)
+        resources.setdefault("CPU", 1.0)
+        return Scaling(bool(config.use_gpu), resources)
+    wanted = job.resources
+    use_gpu = wanted.device == "cuda" or (wanted.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+    return Scaling(use_gpu, {"CPU": wanted.cpus} | ({"GPU": wanted.gpus} if use_gpu else {}))
+
+
+def _refuse_unsupported(scaling: ScalingConfig | None, run: RunConfig | None) -> None:
+    """Options of Ray Train that would be ignored are refused: nobody shall believe that they work."""
+    ignored = [
+        f"{name}.{option}"
+        for name, config, options in (
+            ("scaling_config", scaling, ("accelerator_type", "label_selector", "topology", "use_tpu")),
+            ("run_config", run, ("storage_filesystem", "callbacks", "worker_runtime_env")),
+        )
+        for option in options
+        if config is not None and getattr(config, option, None)
+    ]
+    if ignored:
+        raise ConfigError(f"{', '.join(ignored)}: not supported yet; leave it out")
 
 
 def _merged(job: JobConfig, scaling: ScalingConfig | None, run: RunConfig | None) -> JobConfig:

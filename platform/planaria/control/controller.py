@@ -39,6 +39,8 @@ from planaria.state.vault import Vault
 
 SETTLE_S = 10.0
 """A starting job waits this long for one more worker before it begins below its maximum."""
+RESTORE_LIMIT_S = 1800.0
+"""Longest time from forming to the first step, where ``elastic.hang_s`` is shorter."""
 TICK_S = 0.25
 HEAR_OUT_S = 1.0
 """Longest wait for the last reports of workers that have returned."""
@@ -130,6 +132,7 @@ class Controller:
             self._await_workers()
             if self._stop is not None:
                 self._enter(State.STOPPED)
+                self.record.event("stopped", f"stopped while no generation was running: {self._stop}")
                 return
             generation = self._launch()
             self._supervise(generation)
@@ -252,7 +255,8 @@ class Controller:
             if silent is not None and silent > limits.silence_s:
                 self._lose(member.ident, generation, f"silent for {silent:.1f} s")
         stuck = time.monotonic() - generation.last_word_at
-        if stuck > limits.hang_s:
+        # Until its first step a generation builds and restores, which a large model may do for long in silence.
+        if stuck > (limits.hang_s if generation.first_step_at is not None else max(limits.hang_s, RESTORE_LIMIT_S)):
             self.record.event("hang", f"no progress for {stuck:.0f} s", gen=generation.number, step=generation.step)
             generation.hung = f"no progress for {stuck:.0f} s"
         return bool(generation.lost or generation.hung)

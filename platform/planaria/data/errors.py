@@ -15,3 +15,7 @@ class DataError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}; {self.remedy}"
+
+
+class DataUnavailable(RuntimeError):
+    """No loader has answered in time: unlike :class:`DataError`, another attempt may mend it."""

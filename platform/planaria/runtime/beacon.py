@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
-MAX_LINE = 1 << 20
+MAX_LINE = 1 << 24
 """Bytes of one message; a longer one closes the connection."""
 
 

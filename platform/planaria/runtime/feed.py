@@ -11,7 +11,7 @@ import ray
 
 from planaria.config import JobConfig
 from planaria.data.builder import BuiltSlice, EvalBatch
-from planaria.data.errors import DataError
+from planaria.data.errors import DataUnavailable
 from planaria.data.plan import micro_batch_plan
 from planaria.layout import Layout
 
@@ -43,7 +43,8 @@ class LoaderFeed:
         """This rank's share of ``step``.
 
         Raises:
-            DataError: the samples cannot be built, or no loader answers within ``data.timeout_s``.
+            DataError: the samples cannot be built.
+            DataUnavailable: no loader answers within ``data.timeout_s``.
         """
         last = min(step + self._job.data.prefetch, self._job.train.steps - 1)
         for ahead in range(step, last + 1):
@@ -101,4 +102,6 @@ class LoaderFeed:
             except ray.exceptions.RayError as error:  # the loader, or the object, is lost
                 trouble = type(error).__name__
                 time.sleep(RETRY_PAUSE_S)
-        raise DataError(what, f"{trouble}; asked {attempt} times", "see the loaders' logs, or raise data.timeout_s")
+        raise DataUnavailable(
+            f"{what}: {trouble}; asked {attempt} times; see the loaders' logs, or raise data.timeout_s"
+        )
