@@ -70,19 +70,19 @@ def test_a_loader_that_does_not_come_up_is_started_again(staff: Staff, monkeypat
 
 def test_data_that_no_loader_can_open_end_the_job(staff: Staff) -> None:
     with pytest.raises(JobFailed, match=r"cannot be opened.*no such"):
-        staff.started(Started("loader-0", 0, task_error(DataError("x.tar", "no such file", "mend it"))))
+        staff.started(Started("loader-0", error=task_error(DataError("x.tar", "no such file", "mend it"))))
 
 
 def test_data_that_another_loader_reads_are_the_nodes_own_trouble(staff: Staff) -> None:
     staff.started(Started("loader-0", 1))
-    assert not staff.started(Started("loader-1", 0, task_error(DataError("x.tar", "no such file", "mend it"))))
+    assert not staff.started(Started("loader-1", error=task_error(DataError("x.tar", "no such file", "mend it"))))
     assert [member.ident for member in staff.loaders.of(Life.LOST)] == ["loader-1"]
     assert len(staff.loader_handles()) == 1
 
 
 def test_why_a_worker_could_not_start_is_told(staff: Staff, tmp_path) -> None:
     died = ActorDiedError(RayTaskError("__init__", "Traceback\nNo module named 'mine'", ImportError("mine")))
-    staff.started(Started("worker-0", 0, died))
+    staff.started(Started("worker-0", error=died))
     assert "No module named 'mine'" in staff.trouble
     assert "No module named 'mine'" in read_lines(tmp_path / "events.jsonl")[-1]["text"]
     staff.started(Started("worker-1", 7))

@@ -29,7 +29,9 @@ class Started:
     """A worker or loader answered for the first time, or failed to."""
 
     ident: str
-    pid: int
+    pid: int = 0
+    node: str = ""
+    """Where it really runs: Ray may have put a loader elsewhere than asked."""
     error: BaseException | None = None
 
 

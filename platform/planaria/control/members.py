@@ -62,11 +62,12 @@ class Members:
         member.life, member.since = Life.LOST, time.monotonic()
         return True
 
-    def ready(self, ident: str, pid: int) -> None:
-        """Mark a starting process as ready."""
+    def ready(self, ident: str, pid: int, node: str = "") -> None:
+        """Mark a starting process as ready; ``node`` says where it came up, if not where it was asked for."""
         member = self._all[ident]
         if member.life is Life.STARTING:
             member.life, member.since, member.pid = Life.READY, time.monotonic(), pid
+            member.node = node or member.node
 
     def slots(self) -> list[WorkerSlot]:
         """The ready processes, for the planner."""

@@ -83,7 +83,7 @@ class Staff:
     def _when_ready(self, ident: str, reference: Any) -> None:
         def done(future: Any) -> None:
             error = future.exception()
-            self._tell(Started(ident, 0 if error is not None else future.result(), error))
+            self._tell(Started(ident, error=error) if error is not None else Started(ident, *future.result()))
 
         reference.future().add_done_callback(done)
 
@@ -100,7 +100,7 @@ class Staff:
         if event.error is not None:
             self._start_failed(event.ident, event.error)
             return False
-        members.ready(event.ident, event.pid)
+        members.ready(event.ident, event.pid, event.node)
         self.last_arrival = time.monotonic()
         if members is self.loaders:
             self._loader_failures = 0

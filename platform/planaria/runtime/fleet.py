@@ -88,7 +88,8 @@ class Fleet:
         return self._loader_class.options(
             max_restarts=0,
             num_cpus=self._job.data.loader_cpus,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+            # A loader that needs CPUs may have to go where they are free.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=self._job.data.loader_cpus > 0),
         ).remote(ident, self._beacon, self._recipe, self._job)
 
     @staticmethod

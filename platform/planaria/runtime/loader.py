@@ -7,6 +7,8 @@ import threading
 from collections import OrderedDict
 from functools import cached_property
 
+import ray
+
 from planaria.config import JobConfig
 from planaria.data.builder import BatchBuilder, BuiltSlice, EvalBatch
 from planaria.recipe import Recipe
@@ -38,11 +40,11 @@ class Loader:
         dataset = self._recipe.dataset(split)
         return BatchBuilder(dataset, self._recipe.collate, job.seed, job.train.global_batch, job.data.shuffle)
 
-    def ready(self) -> int:
-        """Opens the training samples and returns the process id; raises DataError if they cannot be used."""
+    def ready(self) -> tuple[int, str]:
+        """Opens the training samples, returns (process id, node id); raises DataError if they cannot be used."""
         with self._lock:
             _ = self._train
-        return os.getpid()
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def build(self, step: int, lo: int, hi: int, count: int) -> BuiltSlice:
         """Offsets [lo, hi) of the batch of ``step`` as ``count`` micro-batches."""

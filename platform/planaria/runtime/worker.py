@@ -75,9 +75,9 @@ class Worker:
         # A process that the controller gave up, and that it could not reach to end it, must not train on.
         self._beacon = Beacon(spec.beacon, spec.ident, on_cut=lambda: os._exit(1))
 
-    def ready(self) -> int:
-        """Answers with the process id once the process has imported everything that training needs."""
-        return os.getpid()
+    def ready(self) -> tuple[int, str]:
+        """(process id, node id), once the process has imported everything that training needs."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def run(self, order: Order) -> Outcome:
         """Play one generation from forming its groups to its end; never raises."""
