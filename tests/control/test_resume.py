@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -67,3 +68,13 @@ def test_the_job_ends_when_all_are_damaged(shelf: Shelf) -> None:
         shelf.resume.damaged("its bytes do not match")
     with pytest.raises(JobFailed, match="none of the 2 checkpoints"):
         shelf.resume.step()
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_afresh(tmp_path) -> None:
+    shelf = Shelf(tmp_path)
+    assert shelf.resume.step() is None
+    shelf.save(10, "a")
+    assert shelf.resume.step(saved=10) == 10
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(JobFailed, match="step 10 had been saved"):
+        shelf.resume.step(saved=10)

@@ -183,7 +183,7 @@ class Controller:
             self.job.train.global_batch,
             last.plan if last else None,
         )
-        resume = self.resume.step()
+        resume = self.resume.step(self.view.checkpoint_step)
         number, step = len(self.generations) + 1, resume or 0
         generation = Generation(number, chosen, self._cause, self._planned, step, self._change_at, step=step)
         if last is not None:

@@ -25,11 +25,14 @@ class Resume:
         if self._offered is not None:
             self._reject(self._offered, problem)
 
-    def step(self) -> int | None:
+    def step(self, saved: int | None = None) -> int | None:
         """Step of the checkpoint to start from; None to start afresh.
 
+        Args:
+            saved: step of the newest checkpoint that this run has saved, so that there must be one.
+
         Raises:
-            JobFailed: there are checkpoints but none is intact, or they are another model's.
+            JobFailed: there are (or were) checkpoints but none is intact, or they are another model's.
         """
         found = self._vault.list("shallow")
         self._damaged &= {(info.step, info.identity) for info in found}
@@ -43,6 +46,11 @@ class Resume:
             raise JobFailed(
                 f"none of the {len(found)} checkpoints in {self._run_dir} is intact (see events.jsonl); restore one, "
                 f"or start afresh under another name"
+            )
+        if saved is not None:
+            raise JobFailed(
+                f"{self._run_dir} no longer holds any checkpoint, though that of step {saved} had been saved; bring "
+                f"the folder back (is its storage mounted?), or give the same command again to start afresh"
             )
         return None
 
