@@ -87,3 +87,13 @@ def test_why_a_worker_could_not_start_is_told(staff: Staff, tmp_path) -> None:
     assert "No module named 'mine'" in read_lines(tmp_path / "events.jsonl")[-1]["text"]
     staff.started(Started("worker-1", 7))
     assert staff.trouble == ""
+
+
+def test_lost_loaders_are_replaced_at_once_while_all_nodes_rest(staff: Staff) -> None:
+    for ident in ("loader-0", "loader-1", "worker-0", "worker-1"):
+        staff.started(Started(ident, 1))
+    for ident in ("loader-0", "loader-1"):
+        staff.lose(ident, "its process ended")
+    assert {member.node for member in staff.loaders.of(Life.LOST)} == {"a", "b"}
+    staff.fill()
+    assert [member.ident for member in staff.loaders.of(Life.STARTING)] == ["loader-2", "loader-3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ class _FullDisk:
     def __init__(self, file: object) -> None:
         self.file, self.full, self.left = file, True, 5
 
+    def fileno(self) -> int:
+        number: int = self.file.fileno()  # type: ignore[attr-defined]
+        return number
+
     def write(self, data: bytes) -> int:
         if self.full and not self.left:
             raise OSError(28, "No space left on device")
@@ -55,3 +60,12 @@ def test_a_digest_depends_on_the_set_alone(tmp_path: Path) -> None:
     rows = read_lines(tmp_path / "ledger.jsonl")
     assert rows[0] == {"step": 7, "gen": 1, "ids": [5, 4]}
     assert rows[1] == {"step": 8, "gen": 1, "count": 2, "digest": set_digest([4, 5])}
+
+
+def test_records_go_on_in_new_files_after_their_folder_was_removed(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path / "run")
+    record.event("before", "lost with its file")
+    shutil.rmtree(tmp_path / "run")
+    record.event("after", "kept")
+    record.close()
+    assert [row["event"] for row in read_lines(tmp_path / "run" / "events.jsonl")] == ["after"]

@@ -183,7 +183,7 @@ class Controller:
             self.job.train.global_batch,
             last.plan if last else None,
         )
-        resume = self.resume.step()
+        resume = self.resume.step(self.view.checkpoint_step)
         number, step = len(self.generations) + 1, resume or 0
         generation = Generation(number, chosen, self._cause, self._planned, step, self._change_at, step=step)
         if last is not None:
@@ -312,7 +312,7 @@ class Controller:
             self.record.event("error", text, gen=generation.number, step=generation.step, trace=root.trace)
         cause = str(error) if error else "; ".join(f"{who}: {why}" for who, why in evidence.items())
         if root is not None and root.kind in ("CheckpointDamaged", "CheckpointError"):
-            self._checkpoint_error(generation, root)
+            self._checkpoint_error(root)
             error = None  # the next attempt starts from another checkpoint, so the same error may mean another one
         elif root is not None and root.kind in FATAL_KINDS:
             raise JobFailed(root.error or str(root.kind), root.trace)
@@ -325,10 +325,10 @@ class Controller:
         self._cause = generation.hung or lost or str(error or cause)[:100]
         self._planned = False
 
-    def _checkpoint_error(self, generation: Generation, root: Outcome) -> None:
+    def _checkpoint_error(self, root: Outcome) -> None:
         if "restore" in root.phases:  # it had been read; so it is the saving that failed
             raise JobFailed(root.error or "the state could not be saved", root.trace)
-        self.resume.damaged(generation.start_step, root.error or "")
+        self.resume.damaged(root.error or "")
 
     # -- hearing and telling -----------------------------------------------------------------------
 

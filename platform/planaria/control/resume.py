@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from planaria.config import JobConfig
 from planaria.control.failure import JobFailed
-from planaria.state.vault import Vault
+from planaria.state.vault import CheckpointInfo, Vault
 
 Tell = Callable[..., None]
 
@@ -16,33 +16,48 @@ class Resume:
 
     def __init__(self, vault: Vault, job: JobConfig, run_dir: str, tell: Tell) -> None:
         self._vault, self._job, self._run_dir, self._tell = vault, job, run_dir, tell
-        self._damaged: set[int] = set()
+        self._offered: CheckpointInfo | None = None
+        self._damaged: set[tuple[int, str]] = set()
         self._checked = False
 
-    def damaged(self, step: int, problem: str) -> None:
-        """Never offer the checkpoint of ``step`` again."""
-        if step not in self._damaged:
-            self._damaged.add(step)
-            self._tell("checkpoint_damaged", f"{problem}; falling back to an older checkpoint", step=step)
+    def damaged(self, problem: str) -> None:
+        """Never offer the checkpoint again that was offered last; one that replaces it is another."""
+        if self._offered is not None:
+            self._reject(self._offered, problem)
 
-    def step(self) -> int | None:
+    def step(self, saved: int | None = None) -> int | None:
         """Step of the checkpoint to start from; None to start afresh.
 
+        Args:
+            saved: step of the newest checkpoint that this run has saved, so that there must be one.
+
         Raises:
-            JobFailed: there are checkpoints but none is intact, or they are another model's.
+            JobFailed: there are (or were) checkpoints but none is intact, or they are another model's.
         """
         found = self._vault.list("shallow")
+        self._damaged &= {(info.step, info.identity) for info in found}
         for info in found:
-            if info.intact and info.step not in self._damaged:
+            if info.intact and (info.step, info.identity) not in self._damaged:
                 self._check_same_job(info.step)
+                self._offered = info
                 return info.step
-            self.damaged(info.step, info.problem or f"checkpoint of step {info.step} is damaged")
+            self._reject(info, info.problem or f"checkpoint of step {info.step} is damaged")
         if found:
             raise JobFailed(
                 f"none of the {len(found)} checkpoints in {self._run_dir} is intact (see events.jsonl); restore one, "
                 f"or start afresh under another name"
             )
+        if saved is not None:
+            raise JobFailed(
+                f"{self._run_dir} no longer holds any checkpoint, though that of step {saved} had been saved; bring "
+                f"the folder back (is its storage mounted?), or give the same command again to start afresh"
+            )
         return None
+
+    def _reject(self, info: CheckpointInfo, problem: str) -> None:
+        if (info.step, info.identity) not in self._damaged:
+            self._damaged.add((info.step, info.identity))
+            self._tell("checkpoint_damaged", f"{problem}; falling back to an older checkpoint", step=info.step)
 
     def _check_same_job(self, step: int) -> None:
         """A run directory belongs to one job: refuse another model, tell of a changed course."""

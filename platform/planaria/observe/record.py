@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from io import FileIO
@@ -68,7 +69,10 @@ class RunRecord:
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         left = self._unwritten.pop(name, b"") + line
         try:
+            if name in self._files and os.fstat(self._files[name].fileno()).st_nlink == 0:  # somebody removed it
+                self._files.pop(name).close()
             if name not in self._files:
+                self.path.mkdir(parents=True, exist_ok=True)
                 self._files[name] = FileIO(self.path / f"{name}.jsonl", "ab")
             while left:
                 left = left[self._files[name].write(left) :]

@@ -33,6 +33,8 @@ class CheckpointInfo:
     path: str
     intact: bool | None
     problem: str | None = None
+    identity: str = ""
+    """Differs from that of a checkpoint of the same step that this one replaced."""
 
 
 class Vault:
@@ -68,7 +70,7 @@ class Vault:
         """All visible checkpoints, newest first."""
         for _ in range(_ATTEMPTS):
             visible = self._visible()
-            found = [self._info(name, check) for name, _ in visible]
+            found = [self._info(*at, check) for at in visible]
             damaged = [at for at, info in zip(visible, found, strict=True) if info.intact is False]
             if not any(self._moved(*at) for at in damaged):
                 return found
@@ -109,15 +111,15 @@ class Vault:
                 return self._open(name, deep=False)
         raise CheckpointError(f"{self._storage.path()}: holds no checkpoint of step {step}")
 
-    def _info(self, name: FolderName, check: Literal["names", "shallow", "deep"]) -> CheckpointInfo:
+    def _info(self, name: FolderName, identity: str, check: Literal["names", "shallow", "deep"]) -> CheckpointInfo:
         path = self._storage.path(str(name))
         if check == "names":
-            return CheckpointInfo(name.step, path, None)
+            return CheckpointInfo(name.step, path, None, identity=identity)
         try:
             self._open(name, check == "deep").close()
         except CheckpointError as error:
-            return CheckpointInfo(name.step, path, False, str(error))
-        return CheckpointInfo(name.step, path, True)
+            return CheckpointInfo(name.step, path, False, str(error), identity)
+        return CheckpointInfo(name.step, path, True, identity=identity)
 
     def _restless(self) -> CheckpointError:
         return CheckpointError(f"{self._storage.path()}: kept changing during {_ATTEMPTS} looks at it")
