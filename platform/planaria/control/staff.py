@@ -70,7 +70,7 @@ class Staff:
 
     def _fill_loaders(self, usable: dict[str, int]) -> None:
         """Start missing loaders, each on the node with the fewest: the loss of one node must not take all."""
-        # Loaders go elsewhere if their node does not take them, so they need not wait while all nodes rest.
+        # Better on a node under suspicion than none at all.
         usable = usable or self.capacity
         for _ in range(self._job.data.loaders - len(list(self.loaders.of(Life.STARTING, Life.READY)))):
             if not usable:
