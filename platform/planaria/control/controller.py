@@ -228,7 +228,6 @@ class Controller:
 
     def _supervise(self, generation: Generation) -> None:
         """Return when every member has returned or vanished."""
-        asked = False
         while generation.pending:
             self._hear(generation, TICK_S)
             failed = any(o.end in (End.FAILED, End.ABORTED) for o in generation.outcomes.values())
@@ -239,8 +238,8 @@ class Controller:
             if self._stop is not None and self.state is not State.STOPPING:
                 self._enter(State.STOPPING)
                 self._tell_members(generation, "request", generation.number, stop=True)
-            elif self.state is State.RUNNING and not asked and self._should_grow(generation):
-                asked = True
+            elif self.state is State.RUNNING and not generation.pause_asked and self._should_grow(generation):
+                generation.pause_asked = True
                 self._enter(State.RESIZING)
                 text = "more workers are ready: changing size at the next step"
                 self.record.event("resize", text, gen=generation.number)
@@ -349,8 +348,8 @@ class Controller:
         match event:
             case Said(ident, message):
                 self.chronicle.take(ident, message)
-                if message.get("t") == "checkpoint_failed" and self.state is State.RESIZING:
-                    self._enter(State.RUNNING)  # the workers go on as they are
+                if generation is not None and message.get("gen") == generation.number:
+                    self._saved(generation, message.get("t"))
             case Ended(ident, number, outcome):
                 if generation is not None and number == generation.number:
                     generation.outcomes[ident] = outcome
@@ -364,6 +363,13 @@ class Controller:
                     self._lose(ident, generation, why)
             case StopAsked(why):
                 self._stop = self._stop or why
+
+    def _saved(self, generation: Generation, outcome: str | None) -> None:
+        """A change of size whose checkpoint fails does not happen; it is tried again once saving works."""
+        if outcome == "checkpoint_failed" and self.state is State.RESIZING:
+            self._enter(State.RUNNING)  # the workers go on as they are
+        elif outcome == "checkpoint" and self.state is State.RUNNING:
+            generation.pause_asked = False
 
     def _lose(self, ident: str, generation: Generation | None, why: str) -> None:
         if not self.staff.lose(ident, why):

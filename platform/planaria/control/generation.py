@@ -37,6 +37,8 @@ class Generation:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""
+    pause_asked: bool = False
+    """Whether its workers were asked to pause, and did not refuse for want of a checkpoint."""
     hung: str = ""
     """That nobody got ahead any more, if that ended it."""
     _ids: dict[int, dict[int, list[int]]] = field(default_factory=dict)
