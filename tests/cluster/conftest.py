@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.util
 import os
 import shutil
@@ -23,7 +24,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _processes() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+    """Living descendants. A grandchild that ended may stay as a zombie until this process ends: it runs no more."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+    return found
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())[:200]
+    return ""
 
 
 def _shared_memory() -> set[str]:
@@ -55,10 +68,10 @@ def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
     """Processes, ports, shared memory and temporary files are as many after the test as before."""
     shared_memory, listening, processes = _shared_memory(), _listening(), _processes()
     yield
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline and _processes() - processes:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and (_processes() - processes or _shared_memory() - shared_memory):
         time.sleep(0.2)
-    left = [psutil.Process(pid).cmdline() for pid in _processes() - processes]
+    left = {pid: _command(pid) for pid in _processes() - processes}
     assert not left
     assert _shared_memory() <= shared_memory
     # Ray's daemons keep their session logs and what they do not clean up when they are killed; torch keeps a cache.

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ray.job_submission import JobStatus, JobSubmissionClient
 from tests.support.runs import Run, node_of_worker, wait_for
 
 from planaria.runtime.local_cluster import LocalCluster
@@ -23,7 +24,20 @@ def python_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
+def _await_agent(cluster: LocalCluster) -> None:
+    """The head's job agent comes up after its dashboard; until then a submission is turned away."""
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            JobSubmissionClient(cluster.dashboard).submit_job(entrypoint="true")
+            return
+        except (RuntimeError, ConnectionError):
+            assert time.monotonic() < deadline, "the head takes no jobs"
+            time.sleep(0.5)
+
+
 def _submit(cluster: LocalCluster, storage: Path, emoji: Path, *overrides: str) -> subprocess.Popen[str]:
+    _await_agent(cluster)
     sets = [part for override in overrides for part in ("--set", override)]
     variables = f'{{"env_vars": {{"PLANARIA_EMOJI": "{emoji}", "PLANARIA_STORAGE": "{storage}"}}}}'
     command = [
@@ -74,7 +88,10 @@ def test_a_stopped_submission_leaves_a_checkpoint(tmp_path: Path, emoji: Path) -
             listed = subprocess.run(
                 [ray, "job", "list", "--address", cluster.dashboard], capture_output=True, text=True, timeout=60
             )
-            name = next(word for word in listed.stdout.replace("'", " ").split() if word.startswith("raysubmit_"))
+            words = listed.stdout.replace("'", " ").split()
+            running = [word for word in words if word.startswith("raysubmit_")]
+            client = JobSubmissionClient(cluster.dashboard)
+            name = next(word for word in running if client.get_job_status(word) == JobStatus.RUNNING)
             subprocess.run([ray, "job", "stop", "--address", cluster.dashboard, name], check=True, timeout=60)
             job.communicate(timeout=60)
             deadline = time.monotonic() + 20
