@@ -27,7 +27,7 @@ class Slice:
         box: the part of the global tensor that is stored.
         file: name of the shard file, without a folder.
         key: name of the piece inside that file.
-        checksum: BLAKE2b-128 of the piece's bytes, in hex.
+        checksum: XXH3-128 of the piece's bytes, in hex.
         nbytes: size of the piece.
     """
 

@@ -6,15 +6,15 @@ content's bytes as written, so any later edit shows, even one that keeps the JSO
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planaria.state.checksum import DIGEST_BYTES, checksum
 from planaria.state.index import Index
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 
 
@@ -83,14 +83,6 @@ class Manifest:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ManifestError(f"not readable: {error!r}") from None
-
-
-DIGEST_BYTES = 16
-
-
-def checksum(data: bytes | bytearray | memoryview) -> str:
-    """BLAKE2b-128 in hex: as fast as memory allows on one core, and no dependency."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 _PREFIX, _MIDDLE, _SUFFIX = b'{"checksum":"', b'",\n"content":', b"}\n"

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from planaria.state.boxes import Box
+from planaria.state.checksum import checksum
 from planaria.state.dtypes import code_of
 from planaria.state.errors import CheckpointError
 from planaria.state.index import Index, Slice, SliceError
-from planaria.state.manifest import NAME, Manifest, ManifestError, checksum
+from planaria.state.manifest import NAME, Manifest, ManifestError
 from planaria.state.names import FolderName
 from planaria.state.shard import Shard, bytes_of, encode_header
 from planaria.state.storage import Storage
