@@ -198,6 +198,14 @@ class ResourcesConfig(Section):
     gpus: float = Field(1.0, gt=0, description="GPUs that Ray reserves per worker, where workers run on GPUs")
 
 
+class MemoryConfig(Section):
+    """Snapshots of the training state in the nodes' memory, from which a fault is recovered."""
+
+    every: int = Field(1, ge=0, description="steps between snapshots; 0: only for checkpoints and changes of size")
+    replicas: int = Field(1, ge=0, description="copies of every slice on other nodes")
+    folder: str = Field("/dev/shm", description="where shared memory is; a local disk is possible, and slower")
+
+
 class CheckpointConfig(Section):
     """Durable sharded state."""
 
@@ -227,6 +235,7 @@ class JobConfig(Section):
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
     resources: ResourcesConfig = ResourcesConfig()
+    memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     ledger: Literal["ids", "digest"] = Field(

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from planaria.runtime.outcome import End, Outcome
 
-_PEER_KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "Interrupted"})
+_PEER_KINDS = frozenset(
+    {"DistBackendError", "DistNetworkError", "DistStoreError", "Interrupted", "KeeperError", "PeerGone"}
+)
 _PEER_WORDS = ("gloo", "connection reset", "connection closed", "nccl", "aborted", "broken pipe")
 
-FATAL_KINDS = frozenset({"DataError", "ConfigError", "ShardingError", "LayoutError"})
+FATAL_KINDS = frozenset({"DataError", "ConfigError", "ShardingError", "LayoutError", "MemoryTooSmall"})
 """Errors that another attempt cannot mend."""
 
 

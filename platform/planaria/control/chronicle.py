@@ -60,11 +60,9 @@ class Chronicle:
                     generation.phases[phase] = max(generation.phases.get(phase, 0.0), seconds)
             case "step":
                 self._step(generation, message)
-            case "checkpoint" if first_rank:
-                self._status.checkpoint_step = message["step"]
-                self._tell("checkpoint", f"checkpoint of step {message['step']} is durable", message)
-            case "checkpoint_failed" if first_rank:
-                self._tell("checkpoint_failed", f"checkpoint failed: {message['problem']}", message)
+            case "checkpoint_skipped" if first_rank:
+                text = f"no checkpoint of step {message['step']}: the one before is still being written"
+                self._tell("checkpoint_skipped", text, message)
             case "eval" if first_rank:
                 self.evaluation = {k: v for k, v in message.items() if k not in ("t", "gen", "rank")}
                 text = f"held out: {message['accuracy']:.1%} right, chance {message['chance']:.1%}"

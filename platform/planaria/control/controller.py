@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import secrets
+import threading
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -19,13 +21,17 @@ from planaria.config import JobConfig
 from planaria.control import policy
 from planaria.control.causes import FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
-from planaria.control.events import Ended, Event, Gone, NodesSeen, Said, Started, StopAsked
+from planaria.control.drains import Drains
+from planaria.control.events import Ended, Event, Gone, NodesSeen, Said, Saved, Started, StopAsked
 from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
 from planaria.control.members import Life
 from planaria.control.resume import Resume
 from planaria.control.staff import Staff
 from planaria.control.status import Status, generation_row
+from planaria.memory.client import announce_ring, forget, newest_in_memory
+from planaria.memory.recall import MemorySource
+from planaria.memory.wire import KeeperAddress
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import ModelFacts, PlanError, plan
 from planaria.recipe import Recipe
@@ -81,6 +87,7 @@ class Controller:
         self.staff = Staff(job, self.fleet, self.record, self.events.put)
         vault = Vault(run_dir, keep_last=job.checkpoint.keep_last, on_problem=lambda problem: None)
         self.resume = Resume(vault, job, run_dir, self.record.event)
+        self.drains = Drains(vault, self.events.put)
         self.state = State.WAITING
         self.generations: list[Generation] = []
         self.history: list[policy.Generation] = []
@@ -183,35 +190,66 @@ class Controller:
             self.job.train.global_batch,
             last.plan if last else None,
         )
-        resume = self.resume.step(self.view.checkpoint_step)
-        number, step = len(self.generations) + 1, resume or 0
+        number = len(self.generations) + 1
+        keepers = self.staff.keeper_addresses()
+        source = self._newest_state(keepers)
+        step = source.step if isinstance(source, MemorySource) else source or 0
         generation = Generation(number, chosen, self._cause, self._planned, step, self._change_at, step=step)
         if last is not None:
             generation.phases |= last.ending
             if step < last.step:
                 self.record.event(
                     "rollback",
-                    f"steps {step} to {last.step - 1} are redone from the checkpoint of step {step}",
+                    f"steps {step} to {last.step - 1} are redone from {_where(source)}",
                     gen=number,
                     steps_lost=last.step - step,
                 )
         self.generations.append(generation)
         self.record.event(
             "generation",
-            f"generation {number} ({self._cause}): {chosen.reason}; from step {step}",
+            f"generation {number} ({self._cause}): {chosen.reason}; from {_where(source)}",
             gen=number,
             layout=str(chosen.layout),
             workers=list(chosen.ranks),
             spares=list(chosen.spares),
             step=step,
             cause=self._cause,
+            source="memory" if isinstance(source, MemorySource) else "start" if source is None else "checkpoint",
         )
         generation.phases["plan"] = time.monotonic() - began
         loaders = self.staff.loader_handles()
+        nodes = tuple(self._node_of(ident) for ident in chosen.ranks)
+        generation.nodes, generation.token = nodes, f"{self._run_id}-{number}"
+        durable = None if isinstance(source, MemorySource) else source
         for rank, ident in enumerate(chosen.ranks):
             rendezvous = Rendezvous(number, rank, chosen.layout, self.host, self.store.port, self.job.elastic.hang_s)
-            self._order(ident, Order(rendezvous, f"{self._run_id}-{number}", loaders, resume))
+            strict = number == 1
+            self._order(
+                ident,
+                Order(
+                    rendezvous, generation.token, loaders, nodes, keepers[nodes[rank]], step, source, durable, strict
+                ),
+            )
+        # What neither this generation nor a fault in its first step can need.
+        kept = source.generation if isinstance(source, MemorySource) else None
+        self._in_background(forget, list(keepers.values()), number, kept)
         return generation
+
+    def _newest_state(self, keepers: dict[str, KeeperAddress]) -> MemorySource | int | None:
+        """The newest state that memory covers completely, or the step of a newer checkpoint that is intact."""
+        saved = self.view.checkpoint_step
+        source = newest_in_memory(keepers.values())
+        if source is not None and (saved is None or saved <= source.step):
+            return source
+        return self.resume.step(saved)
+
+    def _node_of(self, ident: str) -> str:
+        member = self.staff.workers.get(ident)
+        assert member is not None
+        return member.node
+
+    def _in_background(self, function: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=function, args=args, daemon=True).start()
 
     def _order(self, ident: str, order: Order) -> None:
         member = self.staff.workers.get(ident)
@@ -249,7 +287,8 @@ class Controller:
     def _hung(self, generation: Generation) -> bool:
         """Whether a member says nothing any more, or all talk but none gets ahead."""
         limits = self.job.elastic
-        for member in [*self.staff.workers.of(Life.READY), *self.staff.loaders.of(Life.READY)]:
+        staff = self.staff
+        for member in [*staff.workers.of(Life.READY), *staff.loaders.of(Life.READY), *staff.keepers.of(Life.READY)]:
             silent = self.beacon.silence(member.ident)
             if silent is not None and silent > limits.silence_s:
                 self._lose(member.ident, generation, f"silent for {silent:.1f} s")
@@ -289,6 +328,9 @@ class Controller:
         if generation.lost or generation.hung or End.FAILED in ends or End.ABORTED in ends:
             self._conclude_broken(generation)
             return False
+        if not (ends == {End.PAUSED} or self._saved_at_end(generation)):
+            self._conclude_broken(generation)
+            return False
         self.history.append(policy.Generation(generation.number, generation.highest))
         if ends == {End.FINISHED}:
             self._enter(State.FINISHED)
@@ -300,6 +342,22 @@ class Controller:
             return True
         self._cause, self._planned = "resize", True
         return False
+
+    def _saved_at_end(self, generation: Generation) -> bool:
+        """Wait for the checkpoints that are under way; False if a keeper took the last one with it.
+
+        Raises:
+            JobFailed: the last state cannot be saved.
+        """
+        while self.drains.pending(generation.number):
+            self._hear(generation, TICK_S)
+        wanted = generation.outcomes[generation.members[0]].end is End.STOPPED or self.job.checkpoint.at_end
+        problem = generation.problems.get(generation.step)
+        if not wanted or problem is None:
+            return True
+        if generation.lost:
+            return False
+        raise JobFailed(f"the last state, of step {generation.step}, could not be saved: {problem}")
 
     def _conclude_broken(self, generation: Generation) -> None:
         """Decide whether to go on after a failure; raises JobFailed if not."""
@@ -325,8 +383,8 @@ class Controller:
         self._planned = False
 
     def _checkpoint_error(self, root: Outcome) -> None:
-        if "restore" in root.phases:  # it had been read; so it is the saving that failed
-            raise JobFailed(root.error or "the state could not be saved", root.trace)
+        if "restore" in root.phases:  # it had been read; so it is the keeping that failed
+            raise JobFailed(root.error or "the state could not be kept", root.trace)
         self.resume.damaged(root.error or "")
 
     # -- hearing and telling -----------------------------------------------------------------------
@@ -346,39 +404,85 @@ class Controller:
 
     def _take(self, event: Event, generation: Generation | None) -> None:
         match event:
+            case Said(ident, message) if self.staff.is_keeper(ident):
+                self._keeper_said(ident, message)
             case Said(ident, message):
                 self.chronicle.take(ident, message)
                 if generation is not None and message.get("gen") == generation.number:
-                    self._saved(generation, message.get("t"))
+                    self._worker_said(generation, message)
+            case Saved():
+                self._saved(event)
             case Ended(ident, number, outcome):
                 if generation is not None and number == generation.number:
                     generation.outcomes[ident] = outcome
             case Gone(ident, why):
                 self._lose(ident, generation, why)
             case Started():
-                if self.staff.started(event) and self.staff.is_loader(event.ident):
-                    self._tell_loaders(generation)
+                if self.staff.started(event):
+                    if self.staff.is_loader(event.ident):
+                        self._tell_loaders(generation)
+                    elif self.staff.is_keeper(event.ident):
+                        self._announce_ring()
             case NodesSeen(capacity):
                 for ident, why in self.staff.nodes(capacity):
                     self._lose(ident, generation, why)
             case StopAsked(why):
                 self._stop = self._stop or why
 
-    def _saved(self, generation: Generation, outcome: str | None) -> None:
-        """A change of size whose checkpoint fails does not happen; it is tried again once saving works."""
-        if outcome == "checkpoint_failed" and self.state is State.RESIZING:
-            self._enter(State.RUNNING)  # the workers go on as they are
-        elif outcome == "checkpoint" and self.state is State.RUNNING:
-            generation.pause_asked = False
+    def _worker_said(self, generation: Generation, message: dict[str, Any]) -> None:
+        if message["t"] == "draining":
+            meta = {"layout": str(generation.plan.layout), "job": self.job.model_dump(mode="json")}
+            self.drains.begin(generation.number, message["step"], generation.token, generation.nodes, meta)
+        elif message["t"] == "step" and message["complete"] is not None and not generation.covered:
+            generation.covered = True
+            self._in_background(forget, list(self.staff.keeper_addresses().values()), generation.number)
+
+    def _keeper_said(self, ident: str, message: dict[str, Any]) -> None:
+        member = self.staff.keepers.get(ident)
+        if member is None or member.life is not Life.READY:
+            return
+        match message["t"]:
+            case "drained" | "drain_failed":
+                self.drains.take(message)
+            case "memory":
+                self.view.memory[member.node] = message["used"]
+            case kind:
+                self.record.event(kind, _memory_trouble(message), **{k: v for k, v in message.items() if k != "t"})
+
+    def _saved(self, event: Saved) -> None:
+        self.drains.over(event)
+        fields = {"step": event.step, "gen": event.generation, "took_s": event.seconds}
+        if event.problem is None:
+            self.view.checkpoint_step = max(event.step, self.view.checkpoint_step or 0)
+            self.record.event("checkpoint", f"checkpoint of step {event.step} is durable", **fields)
+        else:
+            self.generations[event.generation - 1].problems[event.step] = event.problem
+            text = f"checkpoint failed: {event.problem}"
+            self.record.event("checkpoint_failed", text, problem=event.problem, **fields)
+
+    def _announce_ring(self) -> None:
+        self._in_background(announce_ring, list(self.staff.keeper_addresses().values()))
 
     def _lose(self, ident: str, generation: Generation | None, why: str) -> None:
         if not self.staff.lose(ident, why):
             return
         self.beacon.cut(ident)
-        if self.staff.is_loader(ident):
+        if self.staff.is_keeper(ident):
+            self._keeper_lost(ident, generation, why)
+        elif self.staff.is_loader(ident):
             self._tell_loaders(generation)
         elif generation is not None and ident in generation.pending:
             generation.lost[ident] = why
+
+    def _keeper_lost(self, ident: str, generation: Generation | None, why: str) -> None:
+        """The memory of a node is gone. Ranks that kept their state there leave the generation, unharmed."""
+        member = self.staff.keepers.get(ident)
+        assert member is not None
+        self.view.memory.pop(member.node, None)
+        self.drains.lost(member.node)
+        self._announce_ring()
+        if generation is not None and member.node in generation.nodes:
+            generation.lost[ident] = f"{why}, and with it the snapshots of node {member.node[:8]}"
 
     def _tell_loaders(self, generation: Generation | None) -> None:
         loaders = self.staff.loader_handles()
@@ -432,6 +536,27 @@ class Controller:
             "metrics": self.view.last,
             "run_dir": self.run_dir,
         }
+
+
+def _where(source: MemorySource | int | None) -> str:
+    """Where a generation starts, for a person."""
+    if source is None:
+        return "the initial weights"
+    if isinstance(source, MemorySource):
+        return f"step {source.step} in memory"
+    return f"the checkpoint of step {source}"
+
+
+def _memory_trouble(message: dict[str, Any]) -> str:
+    """What a keeper complains of, for a person."""
+    match message["t"]:
+        case "unreplicated":
+            return f"no copy of {message['owner']}'s state on node {message['partner'][:8]}: {message['problem']}"
+        case "memory_short":
+            return f"{message['owner']}: {message['problem']}"
+        case "memory_damaged":
+            return f"{message['slice']} of {message['owner']} in memory does not match its checksum; it is not used"
+    return str(message)
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from planaria.memory.wire import KeeperAddress
 from planaria.runtime.outcome import Outcome
 
 
@@ -26,12 +27,14 @@ class Gone:
 
 @dataclass(frozen=True)
 class Started:
-    """A worker or loader answered for the first time, or failed to."""
+    """A worker, loader or keeper answered for the first time, or failed to."""
 
     ident: str
     pid: int = 0
     node: str = ""
     """Where it really runs: Ray may have put a loader elsewhere than asked."""
+    address: KeeperAddress | None = None
+    """Where it listens, if it is a keeper."""
     error: BaseException | None = None
 
 
@@ -58,4 +61,16 @@ class StopAsked:
     why: str
 
 
-Event = Said | Gone | Started | Ended | NodesSeen | StopAsked
+@dataclass(frozen=True)
+class Saved:
+    """An attempt to save the state of ``step`` of a generation is over."""
+
+    generation: int
+    step: int
+    seconds: float
+    """From the snapshot to the commit."""
+    problem: str | None = None
+    """Why it failed."""
+
+
+Event = Said | Gone | Started | Ended | NodesSeen | StopAsked | Saved

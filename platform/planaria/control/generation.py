@@ -39,6 +39,14 @@ class Generation:
     """Members that vanished, with the evidence."""
     pause_asked: bool = False
     """Whether its workers were asked to pause, and did not refuse for want of a checkpoint."""
+    nodes: tuple[str, ...] = ()
+    """Node of every rank."""
+    token: str = ""
+    """Names its checkpoint attempts."""
+    covered: bool = False
+    """Whether memory holds a complete state that was reached in it."""
+    problems: dict[int, str] = field(default_factory=dict)
+    """Why the checkpoint of a step failed, by step."""
     hung: str = ""
     """That nobody got ahead any more, if that ended it."""
     _ids: dict[int, dict[int, list[int]]] = field(default_factory=dict)

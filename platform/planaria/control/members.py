@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from planaria.memory.wire import KeeperAddress
 from planaria.planner.plan import WorkerSlot
 
 
@@ -29,6 +30,8 @@ class Member:
     life: Life = Life.STARTING
     since: float = field(default_factory=time.monotonic)
     pid: int = 0
+    address: KeeperAddress | None = None
+    """Where a keeper listens."""
 
 
 class Members:

@@ -13,6 +13,7 @@ from planaria.control.events import Event, Started
 from planaria.control.failure import JobFailed
 from planaria.control.members import Life, Member, Members, placements
 from planaria.control.nodes import NodeTrust
+from planaria.memory.wire import KeeperAddress
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import WorkerSlot
 from planaria.runtime.fleet import Fleet
@@ -27,7 +28,7 @@ class Staff:
 
     def __init__(self, job: JobConfig, fleet: Fleet, record: RunRecord, tell: Callable[[Event], None]) -> None:
         self._job, self._fleet, self._record, self._tell = job, fleet, record, tell
-        self.workers, self.loaders = Members("worker"), Members("loader")
+        self.workers, self.loaders, self.keepers = Members("worker"), Members("loader"), Members("keeper")
         self.trust = NodeTrust()
         self.capacity: dict[str, int] = {}
         self.last_arrival = time.monotonic()
@@ -37,8 +38,13 @@ class Staff:
         self._loader_failures = 0
 
     def slots(self) -> list[WorkerSlot]:
-        """Ready workers, up to the job's maximum, for the planner."""
-        return self.workers.slots()[: self._job.elastic.max_workers]
+        """Ready workers on nodes whose keeper is ready, up to the job's maximum, for the planner."""
+        kept = self.keeper_addresses()
+        return [slot for slot in self.workers.slots() if slot.node in kept][: self._job.elastic.max_workers]
+
+    def keeper_addresses(self) -> dict[str, KeeperAddress]:
+        """Ready keepers by their nodes."""
+        return {member.node: member.address for member in self.keepers.of(Life.READY) if member.address is not None}
 
     def loader_handles(self) -> list[Any]:
         """Loaders that answer."""
@@ -46,13 +52,17 @@ class Staff:
 
     def settled(self) -> bool:
         """Whether nobody else can be expected on the nodes that are there."""
-        starting = any(self.workers.of(Life.STARTING))
+        starting = any(self.workers.of(Life.STARTING)) or any(self.keepers.of(Life.STARTING))
         return not starting and len(self.workers.slots()) >= sum(self.capacity.values()) > 0
 
     def fill(self) -> None:
         """Start workers where there is room, up to the maximum, and missing loaders."""
         now = time.monotonic()
-        for member in [*self.workers.of(Life.STARTING), *self.loaders.of(Life.STARTING)]:
+        for member in [
+            *self.workers.of(Life.STARTING),
+            *self.loaders.of(Life.STARTING),
+            *self.keepers.of(Life.STARTING),
+        ]:
             if now - member.since > START_LIMIT_S:
                 self.lose(member.ident, f"did not come up within {START_LIMIT_S:.0f} s")
         carried = self.workers.per_node()
@@ -66,7 +76,18 @@ class Staff:
             handle = self._fleet.start_worker(ident, node)
             self.workers.add(Member(ident, node, handle))
             self._when_ready(ident, handle.ready.options(concurrency_group="control").remote())
+        self._fill_keepers(usable)
         self._fill_loaders(usable)
+
+    def _fill_keepers(self, usable: dict[str, int]) -> None:
+        """One keeper on every node."""
+        carried = self.keepers.per_node()
+        for node in usable:
+            if node not in carried:
+                ident = self.keepers.next_ident()
+                handle = self._fleet.start_keeper(ident, node)
+                self.keepers.add(Member(ident, node, handle))
+                self._when_ready(ident, handle.ready.remote())
 
     def _fill_loaders(self, usable: dict[str, int]) -> None:
         """Start missing loaders, each on the node with the fewest: the loss of one node must not take all."""
@@ -103,10 +124,11 @@ class Staff:
             self._start_failed(event.ident, event.error)
             return False
         members.ready(event.ident, event.pid, event.node)
+        member.address = event.address
         self.last_arrival = time.monotonic()
         if members is self.loaders:
             self._loader_failures = 0
-        else:
+        elif members is self.workers:
             self.trust.proved(member.node)
             self.trouble = ""
         self._record.event("joined", f"{event.ident} is ready", member=event.ident, node=member.node, pid=event.pid)
@@ -148,7 +170,7 @@ class Staff:
         orphans: list[tuple[str, str]] = []
         for node in set(self.capacity) - set(capacity):
             self._record.event("node_left", f"node {node[:8]} left", node=node)
-            for members in (self.workers, self.loaders):
+            for members in (self.workers, self.loaders, self.keepers):
                 living = members.of(Life.STARTING, Life.READY)
                 orphans += [(member.ident, f"its node {node[:8]} left") for member in living if member.node == node]
         self.capacity = capacity
@@ -156,7 +178,7 @@ class Staff:
 
     def end_all(self) -> None:
         """End every process."""
-        for members in (self.workers, self.loaders):
+        for members in (self.workers, self.loaders, self.keepers):
             for member in members.of(Life.STARTING, Life.READY):
                 self._fleet.kill(member.handle)
 
@@ -165,5 +187,12 @@ class Staff:
         """Whether the name is a loader's."""
         return ident.startswith("loader-")
 
+    @staticmethod
+    def is_keeper(ident: str) -> bool:
+        """Whether the name is a keeper's."""
+        return ident.startswith("keeper-")
+
     def _of(self, ident: str) -> Members:
+        if self.is_keeper(ident):
+            return self.keepers
         return self.loaders if self.is_loader(ident) else self.workers

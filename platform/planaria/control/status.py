@@ -26,6 +26,8 @@ class Status:
     workers: int = 0
     ready: int = 0
     checkpoint_step: int | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of shared memory in use, by node."""
     bad_samples: int = 0
     last_event: str = ""
     generations: list[dict[str, Any]] = field(default_factory=list)

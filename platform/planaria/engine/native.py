@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from planaria.config import JobConfig
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.optimizer import ShardedOptimizer
-from planaria.engine.sharded import Shard, fsdp_modules, shard_model
-from planaria.layout import Layout, LayoutError
+from planaria.engine.sharded import fsdp_modules, shard_model
+from planaria.layout import AXES, Layout, LayoutError
 from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader
 from planaria.state.boxes import Box
+from planaria.state.dedupe import is_writer
 from planaria.state.writer import Piece
 
 UPDATES = "optim/updates"
@@ -35,6 +36,27 @@ class StepResult:
     targets: int
     skipped: bool
     """True if the gradient was not finite: no rank has changed its parameters."""
+    votes: tuple[int, ...] = ()
+    """Sums over all ranks of what each one's ``poll`` said."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of the training state as this rank holds it.
+
+    Attributes:
+        tensor: global name.
+        global_shape: shape of the whole tensor.
+        box: the part that ``value`` fills.
+        axes: mesh axes over which the box is replicated.
+        value: on the engine's device; shares memory with the state.
+    """
+
+    tensor: str
+    global_shape: tuple[int, ...]
+    box: Box
+    axes: tuple[str, ...]
+    value: Tensor
 
 
 class NativeEngine:
@@ -86,16 +108,24 @@ class NativeEngine:
             self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), updates)
         self.step_done = state.step
 
-    def pieces(self) -> Iterator[Piece]:
-        """The slices that this rank contributes to a checkpoint."""
-        if self._rank == 0:
-            yield Piece(UPDATES, (), Box.whole(()), torch.tensor(self.optimizer.updates))
+    def state(self) -> Iterator[Held]:
+        """Everything that this rank holds of the training state, always in the same order."""
+        yield Held(UPDATES, (), Box.whole(()), AXES, torch.tensor(self.optimizer.updates))
         for shard in self.shards:
-            if shard.stored:
-                yield _piece(f"model/{shard.name}", shard, shard.local())
+            yield Held(f"model/{shard.name}", shard.global_shape, shard.box, shard.axes, shard.local())
         for key, shard, value in self.optimizer.state():
-            if shard.stored:
-                yield _piece(f"optim/{key}/{shard.name}", shard, value)
+            yield Held(f"optim/{key}/{shard.name}", shard.global_shape, shard.box, shard.axes, value)
+
+    def wanted(self) -> list[tuple[str, Box]]:
+        """What :meth:`load` will read."""
+        return [(held.tensor, held.box) for held in self.state()]
+
+    def pieces(self) -> Iterator[Piece]:
+        """The slices that this rank contributes to a checkpoint, on the CPU."""
+        coords = self.layout.coords(self._rank)
+        for held in self.state():
+            if is_writer(coords, held.axes):
+                yield Piece(held.tensor, held.global_shape, held.box, held.value.detach().cpu().contiguous())
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of every tensor that a complete checkpoint holds."""
@@ -107,12 +137,16 @@ class NativeEngine:
 
     # -- one step --------------------------------------------------------------------------------
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], total_targets: int) -> StepResult:
+    def train_step(
+        self, micro_batches: Sequence[MicroBatch], total_targets: int, poll: Callable[[], tuple[int, ...]] = tuple
+    ) -> StepResult:
         """One optimizer step.
 
         Args:
             micro_batches: this data-parallel rank's share; the same number on every rank.
             total_targets: number of targets in the global batch; the loss is divided by it.
+            poll: called after the last backward pass, before anything of the state changes; its small integers are
+                summed over all ranks in a reduction that is made anyway.
         """
         self.model.train()
         # Dropout masks are alike in a tensor-parallel group, where ranks hold the same activations.
@@ -124,7 +158,7 @@ class NativeEngine:
             (loss / max(1, total_targets)).backward()
             loss_sum += loss.detach().double()
         self._sum_partial_gradients()
-        squares, counted_loss = self._global_sums(loss_sum)
+        squares, counted_loss, votes = self._global_sums(loss_sum, poll())
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         finite = math.isfinite(norm) and math.isfinite(counted_loss)
         lr = 0.0
@@ -134,7 +168,7 @@ class NativeEngine:
         for shard in self.shards:
             shard.parameter.grad = None
         self.step_done += 1
-        return StepResult(counted_loss / max(1, total_targets), norm, lr, total_targets, not finite)
+        return StepResult(counted_loss / max(1, total_targets), norm, lr, total_targets, not finite, votes)
 
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
@@ -178,8 +212,8 @@ class NativeEngine:
             grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
             offset += grad.numel()
 
-    def _global_sums(self, loss_sum: Tensor) -> tuple[float, float]:
-        """(squared gradient norm, loss sum) over the whole world, each slice counted once."""
+    def _global_sums(self, loss_sum: Tensor, votes: tuple[int, ...]) -> tuple[float, float, tuple[int, ...]]:
+        """(squared gradient norm, loss sum, votes) over the whole world, each slice counted once."""
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         by_replicas: dict[int, list[Tensor]] = {}
         for shard in self.shards:
@@ -190,15 +224,11 @@ class NativeEngine:
             norms = torch._foreach_norm(grads, 2, torch.float64)
             squares += torch.stack(norms).square().sum() / replicas
         own_loss = loss_sum if self._tp_rank == 0 else torch.zeros_like(loss_sum)
-        sums = torch.stack([squares, own_loss])
+        sums = torch.cat([torch.stack([squares, own_loss]), torch.tensor(votes, dtype=squares.dtype).to(self.device)])
         dist.all_reduce(sums)
-        total = sums.tolist()
-        return total[0], total[1]
+        total_squares, total_loss, *counted = sums.tolist()
+        return total_squares, total_loss, tuple(map(int, counted))
 
 
 def _same_rate(_: str) -> float:
     return 1.0
-
-
-def _piece(name: str, shard: Shard, value: Tensor) -> Piece:
-    return Piece(name, shard.global_shape, shard.box, value.detach().cpu().contiguous())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_p
 from planaria.layout import Layout
 from planaria.recipe import ShardingRules
 from planaria.state.boxes import Box, shard_rows, split_dim
+from planaria.state.dedupe import is_writer
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Shard:
     box: Box
     """Which part of the global tensor the local shard is."""
     cut: TPCut
+    axes: tuple[str, ...]
+    """Mesh axes over which the box is replicated: ranks that differ only on these hold this very box."""
     stored: bool
     """Whether this rank writes the box to checkpoints (exactly one rank per box does)."""
     replicas: int
@@ -44,7 +48,8 @@ class Shard:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    # Not to_local(): that goes through autograd, and every shard is asked for several times a step.
+    return tensor._local_tensor.detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def shard_model(
@@ -139,6 +144,7 @@ def _describe(
     tp_rank, shard_rank = mesh.get_local_rank("tp"), mesh.get_local_rank("dp_shard")
     tp_box = Box((0,) * len(shape), shape) if cut.dim is None else split_dim(shape, cut.dim, tp_rank, layout.tp)
     box = shard_rows(tp_box.shape, shard_rank, layout.dp_shard).within(tp_box)
-    stored = mesh.get_local_rank("dp_replicate") == 0 and (cut.dim is not None or tp_rank == 0)
-    replicas = layout.dp_replicate * (1 if cut.dim is not None else layout.tp)
-    return Shard(name, parameter, shape, box, cut, stored, replicas)
+    axes = ("dp_replicate",) if cut.dim is not None else ("dp_replicate", "tp")
+    stored = is_writer(layout.coords(mesh.get_rank()), axes)
+    replicas = math.prod(getattr(layout, axis) for axis in axes)
+    return Shard(name, parameter, shape, box, cut, axes, stored, replicas)

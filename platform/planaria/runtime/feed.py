@@ -39,6 +39,13 @@ class LoaderFeed:
         """Ask these loaders from now on; called from another thread."""
         self._loaders = list(loaders)
 
+    def ask(self, step: int) -> None:
+        """Have the shares of ``step`` and of the steps after it built, without waiting for them."""
+        last = min(step + self._job.data.prefetch, self._job.train.steps - 1)
+        for ahead in range(step, last + 1):
+            if ahead not in self._pending:
+                self._pending[ahead] = self._request(ahead, 0)
+
     def get(self, step: int) -> BuiltSlice:
         """This rank's share of ``step``.
 
@@ -46,10 +53,7 @@ class LoaderFeed:
             DataError: the samples cannot be built.
             DataUnavailable: no loader answers within ``data.timeout_s``.
         """
-        last = min(step + self._job.data.prefetch, self._job.train.steps - 1)
-        for ahead in range(step, last + 1):
-            if ahead not in self._pending:
-                self._pending[ahead] = self._request(ahead, 0)
+        self.ask(step)
         first = self._pending.pop(step)
         return self._await(f"step {step}", lambda attempt: first if attempt == 0 else self._request(step, attempt))
 

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from planaria.config import JobConfig
 from planaria.recipe import Recipe
 from planaria.runtime.beacon import BeaconAddress
+from planaria.runtime.keeper import KeeperActor
 from planaria.runtime.loader import Loader
 from planaria.runtime.worker import Worker, WorkerSpec
 
@@ -57,6 +58,7 @@ class Fleet:
         # The controller owns restarts: an actor that Ray restarted behind its back would hold no state.
         self._worker_class = actor_class(Worker, concurrency_groups={"train": 1, "control": 4})
         self._loader_class = actor_class(Loader, max_concurrency=4)
+        self._keeper_class = actor_class(KeeperActor, num_cpus=0)
 
     def capacity(self, suspects: Collection[str] = ()) -> dict[str, int]:
         """Node id -> workers it can carry, for every living node.
@@ -91,6 +93,12 @@ class Fleet:
             # A loader that needs CPUs may have to go where they are free.
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=self._job.data.loader_cpus > 0),
         ).remote(ident, self._beacon, self._recipe, self._job)
+
+    def start_keeper(self, ident: str, node: str) -> Any:
+        """Handle of a new keeper process on ``node``; it is not ready yet."""
+        return self._keeper_class.options(
+            max_restarts=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote(ident, self._beacon, self._job, self._run_dir)
 
     @staticmethod
     def kill(handle: Any) -> None:

@@ -19,9 +19,8 @@ from planaria.data.builder import BuiltSlice, EvalBatch
 from planaria.engine.native import NativeEngine, StepResult
 from planaria.objectives.evaluate import evaluate
 from planaria.recipe import ScoredRecipe
+from planaria.runtime.keeping import Keeping
 from planaria.runtime.outcome import End
-from planaria.runtime.saving import save
-from planaria.state.vault import Vault
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -51,19 +50,18 @@ class Requests:
 
 
 def train(
-    engine: NativeEngine, feed: Feed, vault: Vault, job: JobConfig, requests: Requests, report: Report, token: str
+    engine: NativeEngine, feed: Feed, keeping: Keeping, job: JobConfig, requests: Requests, report: Report
 ) -> End:
     """Run steps from ``engine.step_done`` to ``job.train.steps``.
 
-    Returns FINISHED, or PAUSED/STOPPED after a checkpoint at a step boundary that is common to all ranks. A pause
-    whose checkpoint fails does not happen.
+    Returns FINISHED, or PAUSED/STOPPED at a step boundary that is common to all ranks. The state is in memory then,
+    and, but for a pause, on its way to durable storage.
 
     Raises:
-        RuntimeError: a peer was lost, or the generation was interrupted.
+        RuntimeError: a peer or the keeper was lost, or the generation was interrupted.
         DataError: this rank's data cannot be built.
-        CheckpointError: the state could not be saved where that ends the run (stop, end).
+        CheckpointError: the state could not be kept.
     """
-    saved = engine.step_done
     while engine.step_done < job.train.steps:
         step = engine.step_done
         began = time.monotonic()
@@ -73,19 +71,15 @@ def train(
         targets, pause, stop = _agree(engine, share, requests)
         if stop or pause:
             # Nothing of this step has been done: the boundary is before it.
-            if step == saved or save(engine, vault, job, token, report, must=stop):
-                return End.STOPPED if stop else End.PAUSED
-            requests.pause = False  # a full disk costs the change of size, not the run
+            keeping.checkpoint() if stop else keeping.snapshot()
+            return End.STOPPED if stop else End.PAUSED
         report({"t": "phase", "step": step, "phase": "step"})
-        result = engine.train_step(share.micro_batches, targets)
-        report(_step_message(step, result, share, waited, time.monotonic() - began))
-        done = engine.step_done
-        if done == job.train.steps:
-            if job.checkpoint.at_end:
-                save(engine, vault, job, token, report, must=True)
-                saved = done
-        elif done % job.checkpoint.every == 0 and save(engine, vault, job, token, report, must=False):
-            saved = done
+        result = engine.train_step(share.micro_batches, targets, keeping.poll)
+        kept_s = keeping.after_step(result.votes)
+        message = _step_message(step, result, share, waited, time.monotonic() - began)
+        report(message | {"snapshot_s": kept_s, "complete": keeping.complete})
+    if job.checkpoint.at_end:
+        keeping.checkpoint()
     if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):
 
         def held_out(start: int, stop: int, rows: int) -> EvalBatch:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,15 @@ import torch
 from planaria.config import JobConfig
 from planaria.engine.initial import first_state
 from planaria.engine.native import NativeEngine
+from planaria.memory.recall import MemorySource, MemoryState
+from planaria.memory.snapshots import Snapshots
+from planaria.memory.wire import KeeperAddress, KeeperLink
 from planaria.recipe import Recipe
 from planaria.runtime.beacon import Beacon, BeaconAddress
 from planaria.runtime.feed import LoaderFeed
 from planaria.runtime.groups import Groups, Rendezvous
-from planaria.runtime.loop import Requests, train
+from planaria.runtime.keeping import Keeping, describe
+from planaria.runtime.loop import Report, Requests, train
 from planaria.runtime.outcome import End, Outcome
 from planaria.state.vault import Vault
 
@@ -46,8 +50,18 @@ class Order:
     token: str
     """Unique name of this generation's checkpoint attempts."""
     loaders: Sequence[Any]
-    resume_step: int | None
-    """Checkpoint to start from; None: the initial weights."""
+    nodes: tuple[str, ...]
+    """Node of every rank."""
+    keeper: KeeperAddress
+    """Of this worker's node."""
+    step: int
+    """Steps done in the state to start from."""
+    source: MemorySource | int | None
+    """Where that state is: in the nodes' memory, or the checkpoint of that step; None: the initial weights."""
+    durable: int | None
+    """Step that durable storage holds, if it is that of ``source``."""
+    strict: bool
+    """Whether to fail where there is too little memory for all snapshots."""
 
 
 class Worker:
@@ -112,25 +126,43 @@ class Worker:
         def report(message: dict[str, Any]) -> None:
             self._beacon.send(message | {"gen": rendezvous.generation, "rank": rendezvous.rank})
 
+        feed = self._open_feed(order, groups)
+        feed.ask(order.step)  # the loaders build the first batch while the groups form and the state arrives
         clock = time.monotonic()
         mesh = groups.form()
         clock = _lap(outcome, "form", clock)
         engine = NativeEngine(spec.recipe, spec.job, rendezvous.layout, mesh, self.device)
         clock = _lap(outcome, "build", clock)
-        # The committed state is durable when older ones are removed; reading it back would stall training.
-        vault = Vault(spec.run_dir, keep_last=spec.job.checkpoint.keep_last, verify_before_removal=False)
-        if order.resume_step is None:
-            engine.load(first_state(spec.recipe, spec.job))
-        else:
-            with vault.at(order.resume_step) as checkpoint:
-                engine.load(checkpoint)
+        self._restore(engine, order)
         _lap(outcome, "restore", clock)
         report({"t": "ready", "step": engine.step_done, "phases": outcome.phases})
-        feed = self._open_feed(order, groups)
+        keeping = self._open_keeping(engine, order, report, lambda: groups.aborted)
         try:
-            outcome.end = train(engine, feed, vault, spec.job, requests, report, order.token)
+            outcome.end = train(engine, feed, keeping, spec.job, requests, report)
         finally:
             outcome.step = engine.step_done
+            keeping.close()
+
+    def _restore(self, engine: NativeEngine, order: Order) -> None:
+        spec = self.spec
+        if isinstance(order.source, MemorySource):
+            node = order.nodes[order.rendezvous.rank]
+            engine.load(MemoryState(order.source, node, order.rendezvous.rank, engine.wanted()))
+        elif order.source is None:
+            engine.load(first_state(spec.recipe, spec.job))
+        else:
+            with Vault(spec.run_dir).at(order.source) as checkpoint:
+                engine.load(checkpoint)
+
+    def _open_keeping(
+        self, engine: NativeEngine, order: Order, report: Report, interrupted: Callable[[], bool]
+    ) -> Keeping:
+        rank = order.rendezvous.rank
+        table = describe(engine, rank, order.nodes)
+        snapshots = Snapshots(
+            KeeperLink(order.keeper), order.rendezvous.generation, self.spec.ident, table, self.device, order.strict
+        )
+        return Keeping(snapshots, table, engine, self.spec.job, order.token, order.durable, report, interrupted)
 
     def _open_feed(self, order: Order, groups: Groups) -> LoaderFeed:
         rendezvous = order.rendezvous

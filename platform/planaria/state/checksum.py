@@ -14,3 +14,8 @@ DIGEST_BYTES = 16
 def checksum(data: bytes | bytearray | memoryview) -> str:
     """XXH3-128 of ``data``, in hex."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest(data: bytes | bytearray | memoryview) -> bytes:
+    """XXH3-128 of ``data``, as :data:`DIGEST_BYTES` bytes."""
+    return xxhash.xxh3_128_digest(data)

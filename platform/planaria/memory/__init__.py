@@ -1,0 +1,1 @@
+"""State in memory: snapshots that outlive their processes, and their copies on other nodes."""

@@ -1,0 +1,242 @@
+"""What one node holds: the snapshots of its own workers, and copies of slices of others. Thread-safe.
+
+Bookkeeping only; :mod:`planaria.memory.keeper` moves the bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planaria.memory.buffers import HEADER_BYTES, SharedBuffer, break_seal, free_bytes, read_seal, too_small, write_seal
+from planaria.memory.buffers import Seal as Seal
+from planaria.memory.control import NBYTES, ControlPage
+from planaria.memory.coverage import Holding
+from planaria.memory.table import Table
+from planaria.state.checksum import DIGEST_BYTES, digest
+
+OWN_BUFFERS = 2
+REPLICA_BUFFERS = 2
+Key = tuple[int, str]
+"""(generation, owner)."""
+
+
+class NotHeld(RuntimeError):
+    """A request for a state that is not here, or no longer."""
+
+
+@dataclass
+class Stack:
+    """The buffers of one owner in one generation: its snapshots, or copies of some of its slices."""
+
+    generation: int
+    owner: str
+    replica: bool
+    table: Table
+    buffers: list[SharedBuffer] = field(default_factory=list)
+    checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """(buffer, step) -> digests of all entries, one behind the other."""
+    control: SharedBuffer | None = None
+    page: ControlPage | None = None
+    lean: bool = False
+    """Whether there is room for one buffer only."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of one buffer."""
+        return HEADER_BYTES + self.table.nbytes
+
+    def buffer_of(self, step: int) -> int:
+        """Index of the buffer that holds the complete snapshot of ``step``.
+
+        Raises:
+            NotHeld: there is none.
+        """
+        seal = Seal(self.generation, step)
+        for index, buffer in enumerate(self.buffers):
+            if read_seal(buffer.map) == seal:
+                return index
+        raise NotHeld(f"{self.owner}: no snapshot of step {step} of generation {self.generation} is held")
+
+    def entry_view(self, buffer: int, entry: int) -> memoryview:
+        """The bytes of one entry."""
+        at = self.table.entries[entry]
+        return self.buffers[buffer].data[at.offset : at.offset + at.nbytes]
+
+    def digests(self, buffer: int, step: int) -> bytes:
+        """Checksums of all entries, made at the first call."""
+        known = self.checksums.get((buffer, step))
+        if known is None:
+            known = b"".join(digest(self.entry_view(buffer, at)) for at in range(len(self.table.entries)))
+            for old in [key for key in self.checksums if key[0] == buffer]:
+                del self.checksums[old]
+            self.checksums[buffer, step] = known
+        return known
+
+    def intact(self, buffer: int, step: int, entry: int) -> bool:
+        """Whether the bytes of an entry are still those that were checksummed."""
+        start = entry * DIGEST_BYTES
+        return digest(self.entry_view(buffer, entry)) == self.digests(buffer, step)[start : start + DIGEST_BYTES]
+
+    def holdings(self, node: str) -> Iterator[Holding]:
+        """Every complete snapshot."""
+        for buffer in self.buffers:
+            seal = read_seal(buffer.map)
+            if seal is not None and seal.generation == self.generation:
+                yield Holding(
+                    node, self.owner, self.replica, seal.generation, seal.step, self.table.digest, buffer.path
+                )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for buffer in [*self.buffers, *([self.control] if self.control else [])]:
+            buffer.close()
+        self.buffers, self.control, self.page = [], None, None
+
+
+class Shelf:
+    """All stacks of a node."""
+
+    def __init__(self, node: str, folder: str) -> None:
+        self._node, self._folder = node, folder
+        self._stacks: dict[tuple[Key, bool], Stack] = {}
+        self._lock = threading.RLock()
+        self._oldest = 0
+        """Generations below are forgotten for good: a late word must not bring them back."""
+
+    def open(self, generation: int, owner: str, table: Table, *, replica: bool, strict: bool) -> Stack:
+        """A new stack, with its control page; the buffers are allocated by :meth:`grow`.
+
+        Args:
+            strict: whether to refuse, instead of making do with a single buffer, where memory is short.
+
+        Raises:
+            MemoryTooSmall: there is not enough memory.
+        """
+        with self._lock:
+            if generation < self._oldest:
+                raise NotHeld(f"generation {generation} is over")
+            stack = Stack(generation, owner, replica, table)
+            wanted = (REPLICA_BUFFERS if replica else OWN_BUFFERS) * stack.size
+            # What older generations hold is given up as soon as this one has a complete snapshot.
+            free = free_bytes(self._folder) + self._bytes(below=generation)
+            promised = self._promised(generation)
+            if wanted + promised > free:
+                stack.lean = not strict and not replica and stack.size + promised <= free
+                if not stack.lean:
+                    raise too_small(self._folder, wanted + promised, free)
+            if not replica:
+                stack.control = SharedBuffer(self._folder, NBYTES)
+                stack.page = ControlPage(stack.control.map)
+            old = self._stacks.pop(((generation, owner), replica), None)
+            if old is not None:
+                old.close()
+            self._stacks[(generation, owner), replica] = stack
+            return stack
+
+    def _promised(self, generation: int) -> int:
+        """Bytes that stacks of this generation have still to allocate."""
+        total = 0
+        for stack in self._stacks.values():
+            if stack.generation == generation:
+                count = 1 if stack.lean else REPLICA_BUFFERS if stack.replica else OWN_BUFFERS
+                total += max(0, count - len(stack.buffers)) * stack.size
+        return total
+
+    def grow(self, stack: Stack) -> None:
+        """Allocate one more buffer; takes as long as the machine needs to clear so much memory.
+
+        Raises:
+            MemoryTooSmall: it does not fit any more.
+        """
+        buffer = SharedBuffer(self._folder, stack.size)
+        with self._lock:
+            if self._stacks.get(((stack.generation, stack.owner), stack.replica)) is not stack:
+                buffer.close()
+                raise NotHeld(f"generation {stack.generation} is over")
+            stack.buffers.append(buffer)
+            if stack.page is not None:
+                stack.page.buffers = len(stack.buffers)
+
+    def get(self, generation: int, owner: str, *, replica: bool) -> Stack:
+        """A stack.
+
+        Raises:
+            NotHeld: there is none.
+        """
+        with self._lock:
+            stack = self._stacks.get(((generation, owner), replica))
+        if stack is None:
+            raise NotHeld(f"nothing of {owner} in generation {generation} is held")
+        return stack
+
+    def holdings(self) -> tuple[list[Holding], dict[str, Table]]:
+        """Every complete snapshot, and the tables that describe them by their digests."""
+        with self._lock:
+            stacks = list(self._stacks.values())
+            found = [holding for stack in stacks for holding in stack.holdings(self._node)]
+        return found, {stack.table.digest: stack.table for stack in stacks}
+
+    def forget(self, below: int, keep: int | None = None) -> None:
+        """Drop everything of generations before ``below``, but of ``keep``."""
+        with self._lock:
+            self._oldest = max(self._oldest, below)
+            for key, stack in list(self._stacks.items()):
+                if stack.generation < below and stack.generation != keep:
+                    del self._stacks[key]
+                    stack.close()
+
+    def drop(self, stack: Stack, buffer: int) -> None:
+        """Forget a snapshot that turned out damaged."""
+        break_seal(stack.buffers[buffer].map)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory in use."""
+        with self._lock:
+            return self._bytes()
+
+    def _bytes(self, below: int | None = None) -> int:
+        return sum(
+            len(stack.buffers) * stack.size
+            for stack in self._stacks.values()
+            if below is None or stack.generation < below
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        with self._lock:
+            for stack in self._stacks.values():
+                stack.close()
+            self._stacks.clear()
+
+
+def begin_replica(stack: Stack, step: int, complete: int | None) -> int:
+    """The buffer into which a copy of ``step`` is to be received: never the one that holds the ``complete`` step.
+
+    Its seal is broken; :func:`finish_replica` sets the new one.
+    """
+    del step
+    steps = [read_seal(buffer.map) for buffer in stack.buffers]
+    free = [at for at, seal in enumerate(steps) if seal is None or seal.step != complete]
+    if not free:
+        raise NotHeld(f"{stack.owner}: no buffer is free")
+    chosen = min(free, key=lambda at: -1 if (seal := steps[at]) is None else seal.step)
+    break_seal(stack.buffers[chosen].map)
+    return chosen
+
+
+def finish_replica(stack: Stack, buffer: int, step: int, digests: bytes) -> None:
+    """Check a copy that has arrived and make it valid.
+
+    Raises:
+        NotHeld: its bytes are not those that were sent.
+    """
+    for at, entry in enumerate(stack.table.entries):
+        if digest(stack.entry_view(buffer, at)) != digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
+            raise NotHeld(f"{entry} of step {step} arrived damaged")
+    for old in [key for key in stack.checksums if key[0] == buffer]:
+        del stack.checksums[old]
+    stack.checksums[buffer, step] = digests
+    write_seal(stack.buffers[buffer].map, Seal(stack.generation, step))

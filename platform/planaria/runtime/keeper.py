@@ -1,0 +1,70 @@
+"""The keeper's Ray actor: one per node, small, without a CPU of its own; it outlives the workers of its node."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import ray
+
+from planaria.config import JobConfig
+from planaria.memory.drain import pieces
+from planaria.memory.keeper import Keeper
+from planaria.memory.shelf import Stack
+from planaria.memory.wire import KeeperAddress
+from planaria.runtime.beacon import Beacon, BeaconAddress
+from planaria.state.errors import CheckpointError
+from planaria.state.vault import Vault
+
+REPORT_S = 1.0
+"""Seconds between two looks at how much memory is in use."""
+
+
+class KeeperActor:
+    """Body of the Ray actor."""
+
+    def __init__(self, ident: str, beacon: BeaconAddress, job: JobConfig, run_dir: str) -> None:
+        # Snapshots of a run whose controller is gone serve nobody, and must not stay in the node's memory.
+        self._beacon = Beacon(beacon, ident, on_cut=lambda: os._exit(1))
+        self._vault = Vault(run_dir, keep_last=job.checkpoint.keep_last)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._keeper = Keeper(
+            self._node,
+            ray.util.get_node_ip_address(),
+            beacon.token,
+            job.memory.folder,
+            job.memory.replicas,
+            self._beacon.send,
+            self._drain,
+        )
+        threading.Thread(target=self._report, name="keeper-report", daemon=True).start()
+
+    def ready(self) -> tuple[int, str, KeeperAddress]:
+        """(process id, node id, where it listens)."""
+        return os.getpid(), self._node, self._keeper.address
+
+    def _drain(self, stack: Stack, buffer: int, message: dict[str, Any]) -> None:
+        """Write one rank's shard, and tell the controller, which commits the checkpoint once all are written."""
+        told = {key: message[key] for key in ("gen", "owner", "step", "token", "writer")}
+        try:
+            writer = self._vault.writer(message["step"], message["token"])
+            slices = writer.write_shard(message["writer"], pieces(stack, buffer))
+        except CheckpointError as error:
+            self._beacon.send({"t": "drain_failed", "problem": str(error), **told})
+            return
+        except Exception as error:  # a bug must not leave the controller waiting
+            self._beacon.send({"t": "drain_failed", "problem": f"{type(error).__name__}: {error}", **told})
+            return
+        expected = stack.table.expected if message["writer"] == 0 else None
+        rows = [item.to_json() for item in slices]
+        self._beacon.send({"t": "drained", "slices": rows, "expected": expected, **told})
+
+    def _report(self) -> None:
+        last = -1
+        pause = threading.Event()
+        while not pause.wait(REPORT_S):
+            used = self._keeper.shelf.nbytes
+            if used != last:
+                last = used
+                self._beacon.send({"t": "memory", "node": self._node, "used": used})
