@@ -8,41 +8,49 @@ from typing import Any
 import pytest
 
 from planaria.control.controller import Controller, State
-from planaria.control.events import Said
+from planaria.control.events import Saved
 from planaria.control.generation import Generation
+from planaria.control.members import Life, Member
+from planaria.control.status import Status
 from planaria.layout import Layout
-from planaria.observe.record import RunRecord
+from planaria.observe.record import RunRecord, read_lines
 from planaria.planner.plan import Plan
 
 
 @pytest.fixture
 def controller(tmp_path) -> Any:
     found: Any = Controller.__new__(Controller)
-    found.record, found.state = RunRecord(tmp_path), State.RESIZING
-    found.chronicle = SimpleNamespace(take=lambda ident, message: None)
+    found.record, found.state, found.view = RunRecord(tmp_path), State.RUNNING, Status(total_steps=10)
+    found.drains = SimpleNamespace(over=lambda event: None, lost=lambda node: None)
+    found.generations = [generation()]
     return found
 
 
-@pytest.fixture
 def generation() -> Generation:
     plan = Plan(Layout(dp_shard=2), ("worker-0", "worker-1"), (), "")
-    return Generation(2, plan, "start", True, 0, pause_asked=True)
+    return Generation(1, plan, "start", True, 0, nodes=("n0", "n1"))
 
 
-def said(kind: str, gen: int = 2) -> Said:
-    return Said("worker-0", {"t": kind, "gen": gen, "rank": 0, "step": 5})
+def test_a_checkpoint_that_failed_is_remembered_for_the_end_and_does_not_count_as_durable(controller) -> None:
+    controller._take(Saved(1, 5, 0.1), None)
+    controller._take(Saved(1, 10, 0.1, "no space"), None)
+    assert controller.view.checkpoint_step == 5
+    assert controller.generations[0].problems == {10: "no space"}
+    assert [event["event"] for event in read_lines(controller.record.path / "events.jsonl")] == [
+        "checkpoint",
+        "checkpoint_failed",
+    ]
 
 
-def test_a_change_of_size_that_could_not_save_is_tried_again_once_saving_works(controller, generation) -> None:
-    controller._take(said("checkpoint_failed"), generation)
-    assert (controller.state, generation.pause_asked) == (State.RUNNING, True)
-    controller._take(said("checkpoint_failed"), generation)
-    assert generation.pause_asked, "no attempt at every step while the disk is full"
-    controller._take(said("checkpoint"), generation)
-    assert not generation.pause_asked
-
-
-def test_an_older_checkpoint_says_nothing_about_a_change_of_size_under_way(controller, generation) -> None:
-    controller._take(said("checkpoint"), generation)
-    controller._take(said("checkpoint_failed", gen=1), generation)
-    assert (controller.state, generation.pause_asked) == (State.RESIZING, True)
+@pytest.mark.parametrize(("node", "harmed"), [("n1", True), ("n2", False)])
+def test_only_a_keeper_of_a_node_at_work_ends_the_generation(controller, node: str, harmed: bool) -> None:
+    member = Member("keeper-7", node, None, Life.READY)
+    controller.staff = SimpleNamespace(
+        lose=lambda ident, why: True,
+        is_keeper=lambda ident: True,
+        keepers=SimpleNamespace(get=lambda ident: member),
+        keeper_addresses=dict,
+    )
+    controller.beacon = SimpleNamespace(cut=lambda ident: None)
+    controller._lose("keeper-7", controller.generations[0], "its process ended")
+    assert bool(controller.generations[0].lost) is harmed

@@ -35,7 +35,7 @@ class StandIn:
     def start_worker(self, ident: str, node: str) -> Handle:
         return Handle()
 
-    start_loader = start_worker
+    start_loader = start_keeper = start_worker
 
     def kill(self, handle: Handle) -> None:
         self.killed += 1

@@ -40,6 +40,7 @@ def _shards() -> list[Shard]:
             shape,
             Box.whole(shape),
             TPCut(),
+            (),
             True,
             1,
         )
@@ -128,7 +129,7 @@ def _round_trip(groups: Groups, job: JobConfig) -> tuple[list[str], list[str], l
     # A step that is skipped: the count of updates falls behind that of steps, and must survive.
     engine.optimizer.torch.zero_grad()
     sums = engine._global_sums
-    engine._global_sums = lambda loss_sum: (float("nan"), 1.0)  # type: ignore[method-assign]
+    engine._global_sums = lambda *_: (float("nan"), 1.0, ())  # type: ignore[method-assign]
     assert step(engine).skipped
     engine._global_sums = sums  # type: ignore[method-assign]
     state = _Pieces(engine.step_done, engine.pieces())

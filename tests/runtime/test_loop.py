@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from planaria.config import parse
 from planaria.objectives.evaluate import Scores
 from planaria.runtime import loop
@@ -31,33 +33,55 @@ def test_an_evaluation_shows_that_it_gets_ahead(monkeypatch) -> None:
     monkeypatch.setattr(loop, "evaluate", evaluate)
     engine: Any = SimpleNamespace(step_done=4, recipe=Scored())
     feed: Any = SimpleNamespace(held_out=lambda *_: None, held_out_size=lambda: 3)
-    nothing: Any = None
-    end = loop.train(
-        engine, feed, nothing, JOB, loop.Requests(), lambda message: said.append(message.get("phase", "")), "token"
-    )
+    keeping: Any = SimpleNamespace(checkpoint=lambda: None)
+    end = loop.train(engine, feed, keeping, JOB, loop.Requests(), lambda message: said.append(message.get("phase", "")))
     assert end is End.FINISHED
     assert order == ["evaluate"] * 3
 
 
-def test_a_pause_that_cannot_be_saved_does_not_happen(monkeypatch) -> None:
-    saves: list[bool] = []
+class Keeping:
+    """Remembers what it was asked to keep."""
 
-    def save(*_: Any, must: bool) -> bool:
-        saves.append(must)
-        return must
+    complete = None
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def poll(self) -> tuple[int, ...]:
+        return (0, 0)
+
+    def after_step(self, votes: tuple[int, ...]) -> float:
+        self.asked.append("step")
+        return 0.0
+
+    def snapshot(self) -> None:
+        self.asked.append("snapshot")
+
+    def checkpoint(self) -> None:
+        self.asked.append("checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("ask", "end", "asked"),
+    [
+        ("pause", End.PAUSED, ["step", "snapshot"]),  # memory is enough to change size
+        ("stop", End.STOPPED, ["step", "checkpoint"]),
+        ("", End.FINISHED, ["step"] * 4 + ["checkpoint"]),
+    ],
+)
+def test_every_end_keeps_the_state_as_it_must(monkeypatch, ask: str, end: End, asked: list[str]) -> None:
+    requests = loop.Requests()
 
     def train_step(*_: Any) -> Any:
         engine.step_done += 1
-        requests.pause |= engine.step_done == 1
-        return SimpleNamespace(loss=0.0, grad_norm=0.0, lr=0.0, targets=1, skipped=False)
+        if ask:
+            setattr(requests, ask, True)
+        return SimpleNamespace(loss=0.0, grad_norm=0.0, lr=0.0, targets=1, skipped=False, votes=(0, 0))
 
-    monkeypatch.setattr(loop, "save", save)
-    monkeypatch.setattr(loop, "_agree", lambda engine, share, asked: (1, asked.pause, asked.stop))
+    monkeypatch.setattr(loop, "_agree", lambda engine, share, wishes: (1, wishes.pause, wishes.stop))
     engine: Any = SimpleNamespace(step_done=0, recipe=None, train_step=train_step)
     share = SimpleNamespace(micro_batches=[], bad=[])
     feed: Any = SimpleNamespace(get=lambda step: share)
-    nothing: Any = None
-    requests = loop.Requests()
-    assert loop.train(engine, feed, nothing, JOB, requests, lambda message: None, "token") is End.FINISHED
-    assert saves == [False, True]  # at the pause, and at the end
-    assert engine.step_done == 4
+    keeping: Any = Keeping()
+    assert loop.train(engine, feed, keeping, JOB, requests, lambda message: None) is end
+    assert keeping.asked == asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from planaria.config import parse
 from planaria.layout import Layout
+from planaria.memory.wire import KeeperAddress
 from planaria.recipe import Recipe
 from planaria.runtime.beacon import BeaconServer
 from planaria.runtime.groups import Groups, Rendezvous
@@ -19,6 +21,7 @@ from planaria.runtime.outcome import End
 from planaria.runtime.worker import Order, Worker, WorkerSpec
 
 JOB = parse({"model": {"preset": "llava-tiny"}, "train": {"steps": 4, "global_batch": 4}})
+LOADER: Any = SimpleNamespace(build=SimpleNamespace(remote=lambda *_: None))
 
 
 class Stage:
@@ -33,7 +36,8 @@ class Stage:
 
     def order(self, generation: int) -> Order:
         rendezvous = Rendezvous(generation, 0, Layout(dp_shard=2), "127.0.0.1", self.store.port, 30.0)
-        return Order(rendezvous, f"run-{generation}", ["old"], None)
+        keeper = KeeperAddress("here", "127.0.0.1", 9, "secret")
+        return Order(rendezvous, f"run-{generation}", [LOADER], ("here", "here"), keeper, 0, None, None, True)
 
 
 @pytest.fixture
@@ -53,8 +57,8 @@ def test_an_abort_that_overtakes_its_order_is_signed_off(stage: Stage) -> None:
     assert stage.heard.get(timeout=10) == {"t": "end", "gen": 1, "rank": 0}
 
 
-@pytest.mark.parametrize(("told_for", "used"), [(2, ["new"]), (1, ["old"])])
-def test_loaders_that_change_while_the_groups_form_are_used(stage: Stage, told_for: int, used: list[str]) -> None:
+@pytest.mark.parametrize(("told_for", "used"), [(2, ["new"]), (1, [LOADER])])
+def test_loaders_that_change_while_the_groups_form_are_used(stage: Stage, told_for: int, used: list[Any]) -> None:
     order = stage.order(2)
     stage.worker.set_loaders(told_for, ["new"])
     feed = stage.worker._open_feed(order, Groups(order.rendezvous, stage.worker.device))

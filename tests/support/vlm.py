@@ -65,19 +65,13 @@ def step(engine: NativeEngine, *, on_gradients: Callable[[], None] | None = None
     """One step of ``engine`` on its share; ``on_gradients`` is called when they are complete."""
     recipe, job, layout = engine.recipe, engine.job, engine.layout
     share = batches(recipe, job, engine.step_done, layout.dp_rank(engine.mesh.get_rank()), layout.dp)
-    if on_gradients is not None:
-        sums = engine._global_sums
 
-        def observed(loss_sum: Tensor) -> tuple[float, float]:
-            on_gradients()
-            return sums(loss_sum)
-
-        engine._global_sums = observed  # type: ignore[method-assign]
-    try:
-        return engine.train_step(share, total_targets(recipe, job, engine.step_done))
-    finally:
+    def poll() -> tuple[int, ...]:
         if on_gradients is not None:
-            engine._global_sums = sums  # type: ignore[method-assign]
+            on_gradients()
+        return ()
+
+    return engine.train_step(share, total_targets(recipe, job, engine.step_done), poll)
 
 
 Held = list[tuple[str, tuple[int, ...], Box, Tensor | None]]
