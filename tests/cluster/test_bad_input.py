@@ -106,7 +106,7 @@ def test_a_full_disk_at_the_last_checkpoint_fails_the_job_and_keeps_the_older_on
         small_disk, train={"steps": 40, "global_batch": 8}, elastic={"max_workers": 2}, checkpoint={"every": 5}
     )
     with LocalCluster(2), pytest.raises(TrainingFailed, match="no space"):
-        train_with(config, {10: lambda: _fill(small_disk / "ballast")})
+        train_with(config, {13: lambda: _fill(small_disk / "ballast")})  # the checkpoint of step 10 takes a moment
     checkpoint = Vault(small_disk / "run").latest_intact(deep=True)
     assert checkpoint is not None
     with checkpoint:

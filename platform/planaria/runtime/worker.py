@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -15,12 +16,12 @@ import ray
 import torch
 
 from planaria.config import JobConfig
-from planaria.engine.initial import first_state
+from planaria.engine.initial import build, first_state
 from planaria.engine.native import NativeEngine
 from planaria.memory.recall import MemorySource, MemoryState
 from planaria.memory.snapshots import Snapshots
 from planaria.memory.wire import KeeperAddress, KeeperLink
-from planaria.recipe import Recipe
+from planaria.recipe import MetaRecipe, Recipe
 from planaria.runtime.beacon import Beacon, BeaconAddress
 from planaria.runtime.feed import LoaderFeed
 from planaria.runtime.groups import Groups, Rendezvous
@@ -86,6 +87,7 @@ class Worker:
         self._aborted_upto = 0
         self._requests: dict[int, Requests] = {}
         self._lock = threading.Lock()
+        warm_up(spec)
         # A process that the controller gave up, and that it could not reach to end it, must not train on.
         self._beacon = Beacon(spec.beacon, spec.ident, on_cut=lambda: os._exit(1))
 
@@ -197,6 +199,18 @@ class Worker:
             requests = self._requests.setdefault(generation, Requests())
         requests.pause |= pause
         requests.stop |= stop
+
+
+def warm_up(spec: WorkerSpec) -> None:
+    """Import what the first generation will, and take what stays out of the garbage collector's sight.
+
+    Tearing a generation down needs a full collection; over all that the libraries have built it would take longer
+    than every other part of a recovery.
+    """
+    if isinstance(spec.recipe, MetaRecipe):
+        build(spec.recipe, spec.job)  # takes no memory, and transformers loads its model classes when they are used
+    gc.collect()
+    gc.freeze()
 
 
 def bind_gloo(address: str) -> None:
