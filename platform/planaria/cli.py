@@ -17,7 +17,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=HELP,
 )
-checkpoints = typer.Typer(help="List and verify the checkpoints of a run.", no_args_is_help=True, context_settings=HELP)
+checkpoints = typer.Typer(
+    help="List, show, verify, export and import checkpoints.", no_args_is_help=True, context_settings=HELP
+)
 app.add_typer(checkpoints, name="checkpoint")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="Job file (YAML).", show_default=False)]
@@ -188,6 +190,39 @@ def checkpoint_verify(
         from planaria.commands.checkpoint import verify
 
         return verify(run_dir, step)
+
+    _finish(action)
+
+
+@checkpoints.command("export")
+def checkpoint_export(
+    run_dir: RunDir,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory to make.", show_default=False)],
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Checkpoint of this step. Default: the newest.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Dtype of the weights.")] = "fp32",
+    force: Annotated[bool, typer.Option("--force", help="Replace an exported model that is there.")] = False,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="CONFIG", help="Job file, in place of the job stored in the checkpoint."),
+    ] = None,
+    set_: Set = None,
+    max_file_gb: Annotated[
+        float, typer.Option("--max-file-gb", min=0.000001, help="Largest weights file, in 10^9 bytes.")
+    ] = 5.0,
+) -> None:
+    """Write the model as a Hugging Face directory that from_pretrained loads.
+
+    Checks every slice as it is read. A damaged checkpoint is an error (exit code 1): no other step is taken for it.
+
+    Example: planaria checkpoint export runs/scenes --to scenes-hf --dtype bf16
+    """
+
+    def action() -> int:
+        from planaria.commands.exchange import export
+
+        return export(run_dir, to, step, dtype, force, config, set_ or [], max_file_gb)
 
     _finish(action)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planaria.commands.failures import FAILED, UsageError, complain
+
+if TYPE_CHECKING:
+    from planaria.state.vault import Vault
 
 
 def ls(run_dir: str) -> int:
@@ -66,6 +70,16 @@ def verify(run_dir: str, step: int | None) -> int:
         damaged += bool(problems)
         print(f"step {number}: {'DAMAGED' if problems else f'intact, {count} slices'}")
     return FAILED if damaged else 0
+
+
+def pick(vault: Vault, run_dir: str, step: int | None) -> int:
+    """``step``, else the newest one that is there, damaged or not: a command falls back to no other by itself."""
+    if step is not None:
+        return step
+    found = vault.list("names")
+    if not found:
+        raise UsageError(f"{run_dir}: holds no checkpoint; train first, or give another run directory")
+    return found[0].step
 
 
 def checked(run_dir: str) -> str:

@@ -72,6 +72,10 @@ class PretrainedState:
         part: Tensor = self._open(file).get_slice(key)[box.relative_to(Box.whole(box.stop))]
         return part
 
+    def source(self, name: str) -> str:
+        """Name in the file of the tensor that parameter ``name`` is read from."""
+        return self._sources[name][1]
+
     def _renamed(self, model: PreTrainedModel) -> Iterator[tuple[str, tuple[Path, str]]]:
         """(name in the model, (file, name in the file)) of every tensor that the model wants."""
         names = HubNames(model)
