@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-HELP = {"help_option_names": ["-h", "--help"]}
+from planaria.cli_checkpoint import checkpoints
+from planaria.cli_options import HELP, Config, RunDir, Set, finish
 
 app = typer.Typer(
     name="planaria",
@@ -17,19 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=HELP,
 )
-checkpoints = typer.Typer(
-    help="List, show, verify, export and import checkpoints.", no_args_is_help=True, context_settings=HELP
-)
 app.add_typer(checkpoints, name="checkpoint")
-
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="Job file (YAML).", show_default=False)]
-RunDir = Annotated[
-    str, typer.Argument(metavar="RUN_DIR", help="Run directory: the job's storage and name.", show_default=False)
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; may be repeated."),
-]
 
 
 @dataclass(frozen=True)
@@ -74,7 +63,7 @@ def demo(
 
         return run_demo(keep, steps)
 
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -106,7 +95,7 @@ def train(
 
         return train(config, set_ or [], address, package)
 
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -135,7 +124,7 @@ def plan(
 
         return plan(config, set_ or [], nodes)
 
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -156,75 +145,7 @@ def status(
 
         return status(run_dir, events, picture)
 
-    _finish(action)
-
-
-@checkpoints.command("ls")
-def checkpoint_ls(run_dir: RunDir) -> None:
-    """List the checkpoints of a run, newest first, with layout, size and state.
-
-    Example: planaria checkpoint ls runs/scenes
-    """
-
-    def action() -> int:
-        from planaria.commands.checkpoint import ls
-
-        return ls(run_dir)
-
-    _finish(action)
-
-
-@checkpoints.command("verify")
-def checkpoint_verify(
-    run_dir: RunDir,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Only the checkpoint of this step.")] = None,
-) -> None:
-    """Read back every slice and compare it with its checksum.
-
-    Names file and slice of any damage; the exit code is then 1.
-
-    Example: planaria checkpoint verify runs/scenes --step 200
-    """
-
-    def action() -> int:
-        from planaria.commands.checkpoint import verify
-
-        return verify(run_dir, step)
-
-    _finish(action)
-
-
-@checkpoints.command("export")
-def checkpoint_export(
-    run_dir: RunDir,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory to make.", show_default=False)],
-    step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Checkpoint of this step. Default: the newest.")
-    ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Dtype of the weights.")] = "fp32",
-    force: Annotated[bool, typer.Option("--force", help="Replace an exported model that is there.")] = False,
-    config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="CONFIG", help="Job file, in place of the job stored in the checkpoint."),
-    ] = None,
-    set_: Set = None,
-    max_file_gb: Annotated[
-        float, typer.Option("--max-file-gb", min=0.000001, help="Largest weights file, in 10^9 bytes.")
-    ] = 5.0,
-) -> None:
-    """Write the model as a Hugging Face directory that from_pretrained loads.
-
-    Checks every slice as it is read. A damaged checkpoint is an error (exit code 1): no other step is taken for it.
-
-    Example: planaria checkpoint export runs/scenes --to scenes-hf --dtype bf16
-    """
-
-    def action() -> int:
-        from planaria.commands.exchange import export
-
-        return export(run_dir, to, step, dtype, force, config, set_ or [], max_file_gb)
-
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -253,13 +174,7 @@ def evaluate(
 
         return evaluate(target, set_ or [], step, samples, examples)
 
-    _finish(action)
-
-
-def _finish(action) -> None:  # type: ignore[no-untyped-def]
-    from planaria.commands.failures import guarded
-
-    raise typer.Exit(guarded(action))
+    finish(action)
 
 
 def main() -> None:

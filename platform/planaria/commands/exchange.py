@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planaria.commands.checkpoint import checked, pick
@@ -60,6 +61,42 @@ def export(
     return 0
 
 
+def import_(
+    source: str,
+    config: str,
+    overrides: Sequence[str],
+    to: str | None,
+    step: int | None,
+    fresh_optimizer: bool,
+    ignore: Sequence[str],
+) -> int:
+    """Make weights of elsewhere the first checkpoint of a run."""
+    from planaria.exchange.bring import bring
+    from planaria.observe.text import quantity
+
+    job = placed(load(config, overrides), to)
+    with _progress("importing", None) as advance:
+        done = bring(Path(source), job, step, fresh_optimizer=fresh_optimizer, ignore=ignore, progress=advance)
+    for note in done.notes:
+        print(f"note: {note}")
+    print(f"step {done.step}: {done.tensors} tensors, {quantity(done.nbytes)}, optimizer: {done.updates} updates")
+    print(f"at {done.path}")
+    where = f" --set storage={job.storage} --set name={job.name}" if to is not None else ""
+    print(f"go on with: planaria train {config}{where}")
+    return 0
+
+
+def placed(job: JobConfig, to: str | None) -> JobConfig:
+    """``job`` with absolute paths, its run directory being ``to`` if that is given."""
+    from planaria.paths import absolute_paths
+
+    if to is not None:
+        folder = Path(to).expanduser().absolute()
+        tree = job.model_dump(mode="json") | {"storage": str(folder.parent), "name": folder.name}
+        job = parse(tree, "--to", {"name": f"--to {to}", "storage": f"--to {to}"})
+    return absolute_paths(job)
+
+
 def _job(checkpoint: Checkpoint, config: str | None, overrides: Sequence[str]) -> JobConfig:
     from planaria.paths import absolute_paths
 
@@ -79,13 +116,13 @@ def _older(found: Sequence[object], step: int) -> str:
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; nothing elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} tensors"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} tensors"))
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
