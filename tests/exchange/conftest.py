@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.ranks import RankPool
 from tests.support.vlm import vlm_job
 from torch import Tensor
 
@@ -76,3 +78,10 @@ def overwrite(file: Path, key: str) -> None:
     start = 8 + length + json.loads(raw[8 : 8 + length])[key]["data_offsets"][0]
     raw[start : start + 4] = bytes(byte ^ 1 for byte in raw[start : start + 4])
     file.write_bytes(raw)
+
+
+@pytest.fixture(scope="package")
+def pool() -> Iterator[RankPool]:
+    """Ranks for what only an engine can tell."""
+    with RankPool(4) as ranks:
+        yield ranks
