@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ class DcpSource:
         except OSError as error:
             raise ExchangeError(f"{path}: {key}: cannot be read: {error.strerror}") from None
         try:
+            _check_bytes(raw)
             # weights_only: tensors and plain values; nothing that the archive names is called.
             return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
@@ -103,3 +105,11 @@ class DcpSource:
                 problems.append(f"{path}: {path.stat().st_size} bytes, {NAME} says at least {end}")
         if problems:
             raise ExchangeError("\n".join(problems) + "\ncopy the directory again, with the files of all ranks")
+
+
+def _check_bytes(raw: bytes) -> None:
+    """Compare an archive with the CRC-32 that ``torch.save`` puts into it, and ``torch.load`` does not look at."""
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        written = any(item.CRC for item in archive.infolist())  # torch.serialization.set_crc32_options(False): zeros
+        if written and (name := archive.testzip()):
+            raise zipfile.BadZipFile(f"{name} does not match its CRC-32")
