@@ -48,7 +48,7 @@ def ls(run_dir: str) -> int:
 
 
 def verify(run_dir: str, step: int | None) -> int:
-    """Read every slice back and compare it with its checksum; 1 if anything is damaged."""
+    """Read every slice back and compare it with its checksum; 1 if anything is damaged, all of which is named."""
     from planaria.state.errors import CheckpointError
     from planaria.state.vault import Vault
 
@@ -64,11 +64,12 @@ def verify(run_dir: str, step: int | None) -> int:
                 problems = checkpoint.verify()
                 count = len(list(checkpoint.index))
         except CheckpointError as error:
-            problems, count = [str(error)], 0
+            problems, count = str(error).splitlines(), 0
         for problem in problems:
             complain(problem)
         damaged += bool(problems)
-        print(f"step {number}: {'DAMAGED' if problems else f'intact, {count} slices'}")
+        bad = f"DAMAGED, {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        print(f"step {number}: {bad if problems else f'intact, {count} slices'}")
     return FAILED if damaged else 0
 
 

@@ -77,7 +77,7 @@ def kinds(checkpoint: Checkpoint) -> list[Total]:
     sums: dict[str, list[int]] = {}
     for row in rows(checkpoint):
         kind, _, rest = row.name.partition("/")
-        if kind != "model" and "/" in rest:
+        if kind != "model":
             kind += "/" + rest.partition("/")[0]
         total = sums.setdefault(kind, [0, 0, 0])
         for at, value in enumerate((1, math.prod(row.shape), row.bytes)):
