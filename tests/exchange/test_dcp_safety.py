@@ -54,6 +54,17 @@ def test_every_dtype(tmp_path: Path) -> None:
     assert {name: str(source.read(name).dtype) for name in tensors} == {name: name for name in tensors}
 
 
+def test_what_older_versions_wrote_is_read(folder: Path) -> None:
+    from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+
+    def change(tree: Any) -> None:
+        tree.state_dict_metadata["a"].properties = TensorProperties(dtype=torch.float32)
+        del tree.__dict__["storage_meta"], tree.__dict__["version"]
+
+    edit(folder, change)
+    assert torch.equal(DcpSource(folder).read("a"), TENSORS["a"])
+
+
 class Calls:
     """Pickles to a call."""
 

@@ -93,6 +93,26 @@ def test_training_goes_on_from_it_on_any_layout(pool: RankPool, preset: str, tmp
             assert expected == Contents(job).expected()
 
 
+def _expected(groups: Groups, job: JobConfig) -> dict[str, tuple[int, ...]]:
+    return engine_of(groups, VLMRecipe(job), job).expected()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__freeze": ["vision"]},
+        {"model__freeze": ["language", "projector"]},
+        {"optim": {"name": "sgd"}},
+        {"optim": {"name": "sgd", "momentum": 0.5}},
+    ],
+)
+def test_what_a_checkpoint_holds_is_what_an_engine_says(
+    pool: RankPool, preset: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    job = job_in(tmp_path, preset, **changes)
+    assert pool.run(Layout(), _expected, job) == [Contents(job).expected()]
+
+
 def test_the_run_takes_it_for_its_own(tmp_path: Path) -> None:
     exported(tmp_path)
     job = job_in(tmp_path)

@@ -23,21 +23,25 @@ NAME = ".metadata"
 _LIMIT = 1 << 30
 """Bytes of the largest file that is read: some hundred bytes per chunk make gigabytes implausible."""
 
+_METADATA = "torch.distributed.checkpoint.metadata"
+_OLDER = "torch.distributed._shard.sharded_tensor.metadata"
 _RECORDS = {
-    ("torch.distributed.checkpoint.metadata", name)
-    for name in (
-        "Metadata",
-        "TensorStorageMetadata",
-        "BytesStorageMetadata",
-        "TensorProperties",
-        "ChunkStorageMetadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
-    )
-} | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
+    (_METADATA, "Metadata"),
+    (_METADATA, "TensorStorageMetadata"),
+    (_METADATA, "BytesStorageMetadata"),
+    (_METADATA, "TensorProperties"),
+    (_METADATA, "ChunkStorageMetadata"),
+    (_METADATA, "MetadataIndex"),
+    (_METADATA, "StorageMeta"),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    (_OLDER, "TensorProperties"),  # until torch 2.2
+    (_OLDER, "MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
 _TUPLES = {("torch", "Size")}
-_PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib._local", "PosixPath")}
+_PATHS = {
+    (module, f"{kind}Path") for module in ("pathlib", "pathlib._local") for kind in ("Posix", "PurePosix", "Windows")
+}
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _LAYOUT = ("torch.serialization", "_get_layout")
 

@@ -38,11 +38,11 @@ def appearing(target: Path, force: bool, needed: int) -> Iterator[Path]:
         _put(temp, target, force)
         _sync_folder(target.parent)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        reason = f"no space left, {needed} bytes needed" if full else error.strerror or str(error)
+        reason, remedy = error.strerror or str(error), "check its permissions"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason, remedy = f"no space left, {needed} bytes needed", "free some, or give another --to"
         raise ExchangeError(
-            f"{error.filename or target}: {reason}; nothing is left of this attempt. "
-            "Free space there or give another --to"
+            f"{error.filename or target}: {reason}; nothing is left of this attempt; {remedy}"
         ) from error
     finally:
         shutil.rmtree(temp, ignore_errors=True)
