@@ -216,3 +216,21 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(CheckpointError, match="no space"):
         bring(tmp_path / "hf", job_in(tmp_path))
     assert list((tmp_path / "run/checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("naming", ["older", "module"])
+def test_other_names_that_transformers_knows(preset: str, tmp_path: Path, naming: str) -> None:
+    """Those of the models on the hub that were saved years ago, and those of the module itself."""
+    _, state = exported(tmp_path, preset)
+    file = tmp_path / "hf/model.safetensors"
+    if naming == "older":
+        tensors = load_file(file)
+        tensors = {key.replace("vision_tower.", "vision_tower.vision_model."): value for key, value in tensors.items()}
+    else:
+        tensors = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
+    save_file(tensors, file)
+    bring(tmp_path / "hf", job_in(tmp_path, preset))
+    with Vault(tmp_path / "run").at(0) as checkpoint:
+        for name in checkpoint.tensors:
+            if name.startswith("model/"):
+                assert torch.equal(checkpoint.read(name), state[name]), name

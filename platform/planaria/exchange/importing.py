@@ -19,7 +19,7 @@ from planaria.state.boxes import Box
 from planaria.state.vault import Vault
 from planaria.state.writer import Piece
 
-BATCH_BYTES = 1 << 30
+BATCH_BYTES = 1 << 29
 """Size of a shard file, and what is held in memory for it, unless a single tensor is larger."""
 
 
@@ -66,9 +66,11 @@ def bring_in(
     try:
         for number, batch in enumerate(_batches(_pieces(source, found, contents, step, updates), batch_bytes)):
             slices += writer.write_shard(number, batch)
-            for piece in batch:
-                count, total = count + 1, total + piece.data.nbytes
-                progress(piece.data.nbytes)
+            sizes = [piece.data.nbytes for piece in batch]
+            batch.clear()  # before the next one is read, so that one is held at a time
+            count, total = count + len(sizes), total + sum(sizes)
+            for size in sizes:
+                progress(size)
         meta: Mapping[str, Any] = {
             "layout": str(Layout()),
             "job": job.model_dump(mode="json"),
