@@ -188,6 +188,19 @@ def test_fresh_optimizer_and_compiled_names(tmp_path: Path) -> None:
     assert done.updates == 0
 
 
+@pytest.mark.parametrize("prefix", ["", "model.", "model._orig_mod.", "app.state.model.", "module."])
+def test_prefixes_of_wrappers(tmp_path: Path, prefix: str) -> None:
+    job = job_in(tmp_path)
+    state = state_of(job)
+    weights = {name: tensor for name, tensor in state.items() if name.startswith("model/")}
+    dcp.save(
+        {prefix + name.removeprefix("model/"): tensor for name, tensor in weights.items()},
+        checkpoint_id=tmp_path / "dcp",
+    )
+    bring(tmp_path / "dcp", job, 0)
+    check(tmp_path / "run", 0, weights | {"optim/updates": torch.tensor(0)})
+
+
 def test_optimizer_state_of_another_optimizer(tmp_path: Path) -> None:
     job = job_in(tmp_path, optim={"name": "sgd", "momentum": 0.9})
     contents = Contents(job)

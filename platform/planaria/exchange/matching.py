@@ -108,12 +108,13 @@ def match(
 
 
 def _bare(key: str, prefix: str) -> str:
+    """``key`` without what wrappers of a module put into it, and without ``prefix``."""
     return _WRAPPERS.sub("", key).removeprefix(prefix).removeprefix("module.")
 
 
 def _resolve(key: str, prefix: str, names: HubNames) -> str | None:
     """The (first) name of the parameter that ``key`` is, by its name in the module or in a file of the hub."""
-    if not key.startswith(prefix):
+    if not _WRAPPERS.sub("", key).startswith(prefix):
         return None
     bare = _bare(key, prefix)
     if bare in names.first:
@@ -131,7 +132,7 @@ def _resolve(key: str, prefix: str, names: HubNames) -> str | None:
 def _prefix(keys: Sequence[str], names: HubNames) -> str:
     """What stands before the names of the model's tensors: the choice under which most are recognised."""
     choices = {"": 0, "model.": 0}
-    for key in keys:
+    for key in (_WRAPPERS.sub("", key) for key in keys):
         for name in names.first:
             if key.endswith(f".{name}"):
                 choices.setdefault(key.removesuffix(name), 0)
