@@ -83,6 +83,11 @@ def pick(vault: Vault, run_dir: str, step: int | None) -> int:
     return found[0].step
 
 
+def place_of(target: str) -> str:
+    """Where the checkpoints of the run directory ``target`` lie."""
+    return checked(target)
+
+
 def checked(run_dir: str) -> str:
     """``run_dir``, if it can hold checkpoints."""
     folder = Path(run_dir)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from planaria.commands.checkpoint import checked, pick
+from planaria.commands.checkpoint import pick, place_of
 from planaria.commands.failures import FAILED, UsageError, complain
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show(run_dir: str, step: int | None, pattern: str | None, as_json: bool) -> 
     from planaria.state.errors import CheckpointDamaged
     from planaria.state.vault import Vault
 
-    vault = Vault(checked(run_dir), on_problem=lambda _: None)
+    vault = Vault(place_of(run_dir), on_problem=lambda _: None)
     number = pick(vault, run_dir, step)
     try:
         with vault.at(number) as checkpoint:

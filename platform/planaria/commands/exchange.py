@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.commands.checkpoint import checked, pick
+from planaria.commands.checkpoint import pick, place_of
 from planaria.commands.failures import FAILED, UsageError, complain
 from planaria.config import JobConfig, load, parse
 
@@ -35,7 +35,7 @@ def export(
 
     if overrides and config is None:
         raise UsageError("--set goes with --config; without it, the job stored in the checkpoint is taken")
-    vault = Vault(checked(run_dir), on_problem=lambda _: None)
+    vault = Vault(place_of(run_dir), on_problem=lambda _: None)
     number = pick(vault, run_dir, step)
     try:
         with vault.at(number) as checkpoint:
