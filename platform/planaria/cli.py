@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-HELP = {"help_option_names": ["-h", "--help"]}
+from planaria.cli_checkpoint import checkpoints
+from planaria.cli_options import HELP, Config, RunDir, Set, finish
 
 app = typer.Typer(
     name="planaria",
@@ -17,17 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=HELP,
 )
-checkpoints = typer.Typer(help="List and verify the checkpoints of a run.", no_args_is_help=True, context_settings=HELP)
 app.add_typer(checkpoints, name="checkpoint")
-
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="Job file (YAML).", show_default=False)]
-RunDir = Annotated[
-    str, typer.Argument(metavar="RUN_DIR", help="Run directory: the job's storage and name.", show_default=False)
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; may be repeated."),
-]
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ def demo(
 
         return run_demo(keep, steps)
 
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -104,7 +95,7 @@ def train(
 
         return train(config, set_ or [], address, package)
 
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -133,7 +124,7 @@ def plan(
 
         return plan(config, set_ or [], nodes)
 
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -154,42 +145,7 @@ def status(
 
         return status(run_dir, events, picture)
 
-    _finish(action)
-
-
-@checkpoints.command("ls")
-def checkpoint_ls(run_dir: RunDir) -> None:
-    """List the checkpoints of a run, newest first, with layout, size and state.
-
-    Example: planaria checkpoint ls runs/scenes
-    """
-
-    def action() -> int:
-        from planaria.commands.checkpoint import ls
-
-        return ls(run_dir)
-
-    _finish(action)
-
-
-@checkpoints.command("verify")
-def checkpoint_verify(
-    run_dir: RunDir,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Only the checkpoint of this step.")] = None,
-) -> None:
-    """Read back every slice and compare it with its checksum.
-
-    Names file and slice of any damage; the exit code is then 1.
-
-    Example: planaria checkpoint verify runs/scenes --step 200
-    """
-
-    def action() -> int:
-        from planaria.commands.checkpoint import verify
-
-        return verify(run_dir, step)
-
-    _finish(action)
+    finish(action)
 
 
 @app.command()
@@ -218,13 +174,7 @@ def evaluate(
 
         return evaluate(target, set_ or [], step, samples, examples)
 
-    _finish(action)
-
-
-def _finish(action) -> None:  # type: ignore[no-untyped-def]
-    from planaria.commands.failures import guarded
-
-    raise typer.Exit(guarded(action))
+    finish(action)
 
 
 def main() -> None:

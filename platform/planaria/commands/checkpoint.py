@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planaria.commands.failures import FAILED, UsageError, complain
+
+if TYPE_CHECKING:
+    from planaria.state.vault import Vault
 
 
 def ls(run_dir: str) -> int:
@@ -44,7 +48,7 @@ def ls(run_dir: str) -> int:
 
 
 def verify(run_dir: str, step: int | None) -> int:
-    """Read every slice back and compare it with its checksum; 1 if anything is damaged."""
+    """Read every slice back and compare it with its checksum; 1 if anything is damaged, all of which is named."""
     from planaria.state.errors import CheckpointError
     from planaria.state.vault import Vault
 
@@ -60,12 +64,28 @@ def verify(run_dir: str, step: int | None) -> int:
                 problems = checkpoint.verify()
                 count = len(list(checkpoint.index))
         except CheckpointError as error:
-            problems, count = [str(error)], 0
+            problems, count = str(error).splitlines(), 0
         for problem in problems:
             complain(problem)
         damaged += bool(problems)
-        print(f"step {number}: {'DAMAGED' if problems else f'intact, {count} slices'}")
+        bad = f"DAMAGED, {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        print(f"step {number}: {bad if problems else f'intact, {count} slices'}")
     return FAILED if damaged else 0
+
+
+def pick(vault: Vault, run_dir: str, step: int | None) -> int:
+    """``step``, else the newest one that is there, damaged or not: a command falls back to no other by itself."""
+    if step is not None:
+        return step
+    found = vault.list("names")
+    if not found:
+        raise UsageError(f"{run_dir}: holds no checkpoint; train first, or give another run directory")
+    return found[0].step
+
+
+def place_of(target: str) -> str:
+    """Where the checkpoints of the run directory ``target`` lie."""
+    return checked(target)
 
 
 def checked(run_dir: str) -> str:

@@ -7,7 +7,6 @@ them, and so does this. Only the asked-for part of a tensor is read, so a rank n
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from planaria.config import ConfigError
+from planaria.models.hub_names import HubNames, MustBeConverted
 from planaria.state.boxes import Box
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -74,27 +72,26 @@ class PretrainedState:
         part: Tensor = self._open(file).get_slice(key)[box.relative_to(Box.whole(box.stop))]
         return part
 
+    def source(self, name: str) -> str:
+        """Name in the file of the tensor that parameter ``name`` is read from."""
+        return self._sources[name][1]
+
     def _renamed(self, model: PreTrainedModel) -> Iterator[tuple[str, tuple[Path, str]]]:
         """(name in the model, (file, name in the file)) of every tensor that the model wants."""
-        known = model.state_dict()
-        buffers = {name for name, _ in model.named_buffers()}
-        mapping = get_model_conversion_mapping(model)
-        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        names = HubNames(model)
         unknown = []
         for file in self._shards():
             for key in self._open(file).keys():  # noqa: SIM118  not a mapping
-                name, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, known)
-                if name not in known and key in known:
-                    name, converter = key, None
-                if converter is not None:
+                try:
+                    name = names.to_module(key)
+                except MustBeConverted:
                     raise ConfigError(
                         f"model.path: {key} in {file} must be converted, not only renamed; load the directory with "
                         "this version of transformers, save_pretrained() it, and give the result"
-                    )
-                if name in known:
+                    ) from None
+                if name is not None:
                     yield name, (file, key)
-                elif name not in buffers and not _ignored(model, name):
+                elif not names.meaningless(key):
                     unknown.append(key)
         if unknown:
             raise ConfigError(
@@ -129,13 +126,3 @@ class PretrainedState:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{len(names)} tensors ({', '.join(names[:SHOWN])}{more})"
-
-
-def _ignored(model: PreTrainedModel, name: str) -> bool:
-    """Whether a part of the model says that a tensor of this name in a file means nothing."""
-    for prefix, part in model.named_modules():
-        if isinstance(part, PreTrainedModel) and name.startswith(f"{prefix}." if prefix else ""):
-            patterns = part._keys_to_ignore_on_load_unexpected or ()
-            if any(re.search(pattern, name) for pattern in patterns):
-                return True
-    return False

@@ -43,7 +43,7 @@ class Checkpoint:
         """Open ``folder`` after a shallow check: manifest and its checksum, size and header of every file.
 
         Raises:
-            CheckpointDamaged: names the file and what is wrong with it.
+            CheckpointDamaged: names the file and what is wrong with it; a line for every further file.
         """
         manifest_path = storage.path(folder, NAME)
         try:
@@ -56,13 +56,23 @@ class Checkpoint:
                 manifest = Manifest.decode(_read_all(files, NAME, manifest_path))
             except ManifestError as error:
                 raise CheckpointDamaged(manifest_path, None, str(error)) from None
+            problems: list[CheckpointDamaged] = []
             for name, slices in manifest.index.by_file().items():
                 path = storage.path(folder, name)
-                shards[name] = _open_shard(files, name, path)
-                size = shards[name].blob.size
-                if manifest.files.get(name) != size:
-                    raise CheckpointDamaged(path, None, f"{size} bytes, the manifest says {manifest.files.get(name)}")
-                shards[name].check(slices)
+                try:
+                    shards[name] = _open_shard(files, name, path)
+                    size = shards[name].blob.size
+                    if manifest.files.get(name) != size:
+                        raise CheckpointDamaged(
+                            path, None, f"{size} bytes, the manifest says {manifest.files.get(name)}"
+                        )
+                    shards[name].check(slices)
+                except CheckpointDamaged as error:
+                    problems.append(error)
+            if problems:
+                first, *others = problems
+                reason = "\n".join([first.reason, *map(str, others)])
+                raise CheckpointDamaged(first.file, first.slice, reason)
             if gaps := manifest.index.missing():
                 name, boxes = next(iter(gaps.items()))
                 raise CheckpointDamaged(manifest_path, f"{name}{boxes[0]}", "no slice holds it")

@@ -1,0 +1,1 @@
+"""Checkpoints in and out: Hugging Face directories, and what torch.distributed.checkpoint has saved."""
