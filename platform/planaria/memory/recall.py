@@ -19,6 +19,9 @@ from planaria.state.checksum import DIGEST_BYTES, digest
 from planaria.state.dtypes import dtype_of
 from planaria.state.shard import bytes_of
 
+ANSWER_S = 180.0
+"""Longest silence of a keeper: before it hands out many gigabytes it compares them with their checksums."""
+
 
 @dataclass(frozen=True)
 class MemorySource:
@@ -146,7 +149,7 @@ class MemoryState:
     def _copy_local(self, parts: list[_Part]) -> None:
         if not parts:
             return
-        link = KeeperLink(self.source.keepers[self.node])
+        link = KeeperLink(self.source.keepers[self.node], ANSWER_S)
         try:
             for holding, group in _by_holding(parts):
                 link.call({"op": "verify", "entries": sorted({part.at for part in group}), **_name(holding)})
@@ -160,7 +163,7 @@ class MemoryState:
 
     def _fetch(self, node: str, parts: list[_Part], failures: list[BaseException]) -> None:
         try:
-            link = KeeperLink(self.source.keepers[node])
+            link = KeeperLink(self.source.keepers[node], ANSWER_S)
             try:
                 for holding, group in _by_holding(parts):
                     self._fetch_group(link, holding, group)
