@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
@@ -154,10 +155,12 @@ class MemoryState:
             for holding, group in _by_holding(parts):
                 link.call({"op": "verify", "entries": sorted({part.at for part in group}), **_name(holding)})
                 memory = map_buffer(holding.path, writable=False)
-                for part in group:
-                    start, count = part.rows
-                    part.copy_from(_tensor(memory, HEADER_BYTES + part.entry.offset + start, count, part))
-                    self.local_bytes += count
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor is it written to
+                    for part in group:
+                        start, count = part.rows
+                        part.copy_from(_tensor(memory, HEADER_BYTES + part.entry.offset + start, count, part))
+                        self.local_bytes += count
         finally:
             link.close()
 
