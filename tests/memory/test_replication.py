@@ -147,7 +147,7 @@ def test_in_the_first_generation_too_little_memory_for_copies_is_an_error(
     monkeypatch.setattr(shelf, "free_bytes", lambda _: 3 * (4096 + CASE.table(0).nbytes))
     case = Case(CASE.specs, Layout(dp_shard=1, dp_replicate=1), ("n0",), ("n0", "n1"))
     nodes.keepers["n1"].shelf.open(1, "w5", case.table(0), replica=False, strict=True)
-    with pytest.raises(MemoryTooSmall, match="n1: .*bytes are needed"):
+    with pytest.raises(MemoryTooSmall, match=r"n1: .*bytes are needed"):
         Ranks(nodes, case, strict=True)
 
 

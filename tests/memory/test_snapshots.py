@@ -8,14 +8,15 @@ import time
 
 import pytest
 import torch
-from tests.support.memory import CPU, Case, Nodes, Ranks, Spec, python, until
+from tests.support.memory import CPU, SHARED, Case, Nodes, Ranks, Spec, python, until
 
 from planaria.layout import Layout
-from planaria.memory.buffers import HEADER_BYTES, map_buffer, read_seal
+from planaria.memory import keeper
+from planaria.memory.buffers import HEADER_BYTES, SharedBuffer, map_buffer, read_seal, write_seal
 from planaria.memory.client import newest_in_memory
 from planaria.memory.courier import Courier
 from planaria.memory.recall import MemoryState
-from planaria.memory.shelf import Shelf, Stack
+from planaria.memory.shelf import Seal, Shelf, Stack, begin_replica
 from planaria.memory.snapshots import Snapshots
 from planaria.memory.table import Entry, Table
 from planaria.memory.wire import KeeperLink
@@ -47,10 +48,12 @@ def _complete(nodes: Nodes) -> int | None:
 @pytest.mark.parametrize("lose", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_the_order_the_newest_complete_step_is_never_touched(seed: int, lose: bool) -> None:
-    """Ranks take, votes pass or fail, copies are slow, drains begin and end; then a node is lost, or none."""
+    """Ranks take, votes pass or fail, copies are slow, drains begin and end; then a node is lost, or none and
+    there are no copies that could hide what is overwritten."""
     dice, drainer = random.Random(seed), Drainer()
-    with Nodes() as nodes, pytest.MonkeyPatch.context() as patch:
+    with Nodes(replicas=int(lose)) as nodes, pytest.MonkeyPatch.context() as patch:
         _slow_shipping(patch, dice)
+        patch.setattr(keeper, "DRAIN_BUFFERS", dice.choice([2, 3]))
         nodes.add("n0", "n1", "n2", drain=drainer)
         case = Case(SPECS, Layout(dp_shard=3), ("n0", "n1", "n2"), ("n0", "n1", "n2"))
         ranks = Ranks(nodes, case)
@@ -113,6 +116,32 @@ def _slow_shipping(patch: pytest.MonkeyPatch, dice: random.Random) -> None:
         ship(self, step, complete)
 
     patch.setattr(Courier, "_ship", slowly)
+
+
+@pytest.mark.parametrize(
+    ("held", "complete", "chosen"),
+    [
+        ([None, None], None, 0),
+        ([4, None], 4, 1),
+        ([None, 4], 4, 0),
+        ([4, 5], 5, 0),
+        ([4, 5], 4, 1),  # of the step that is complete everywhere, though another copy is newer
+        ([5, 4], None, 1),
+        ([4], 4, None),
+        ([], None, None),
+    ],
+)
+def test_a_copy_goes_where_the_oldest_is_and_never_where_the_complete_one_is(
+    held: list[int | None], complete: int | None, chosen: int | None
+) -> None:
+    stack = Stack(1, "w0", True, Table.of([], {}), [SharedBuffer(SHARED, HEADER_BYTES) for _ in held])
+    for buffer, step in zip(stack.buffers, held, strict=True):
+        if step is not None:
+            write_seal(buffer.map, Seal(1, step))
+    assert begin_replica(stack, complete) == chosen
+    left = [read_seal(buffer.map) for buffer in stack.buffers]
+    assert left == [None if step is None or at == chosen else Seal(1, step) for at, step in enumerate(held)]
+    stack.close()
 
 
 def test_training_goes_on_with_three_buffers_while_one_is_drained() -> None:
