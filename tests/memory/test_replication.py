@@ -151,19 +151,32 @@ def test_in_the_first_generation_too_little_memory_for_copies_is_an_error(
         Ranks(nodes, case, strict=True)
 
 
-def test_a_connection_that_breaks_costs_the_partner_no_copy_that_it_has(nodes: Nodes) -> None:
+def test_a_connection_that_breaks_is_made_anew_and_costs_no_copy(nodes: Nodes) -> None:
     ranks = Ranks(nodes, CASE)
     ranks.step(1)
     ranks.step(2)
     before = _replicas(nodes, "n1")
     for channel in list(nodes.keepers["n1"]._channels):
         channel.cut()
-    ranks.step(3)  # this copy is lost with the connection
-    assert copies(nodes, "n1") == [1, 2]
+    ranks.step(3)
+    assert copies(nodes, "n1") == [2, 3]
+    assert _replicas(nodes, "n1") == before
+    assert not nodes.told
+    ranks.close()
+
+
+def test_a_partner_that_refuses_a_copy_keeps_those_that_it_has(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(nodes, CASE)
+    ranks.step(1)
+    ranks.step(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper, "finish_replica", lambda *_: 1 / 0)
+        ranks.step(3)
+    assert copies(nodes, "n1") == [2]
+    assert "division" in nodes.told[0]["problem"]
     time.sleep(0.15)
     ranks.step(4)
     assert copies(nodes, "n1") == [2, 4]
-    assert _replicas(nodes, "n1") == before
     ranks.close()
 
 
@@ -192,6 +205,23 @@ def test_the_ring_may_change_at_any_moment(nodes: Nodes) -> None:
     time.sleep(0.15)
     ranks.step(150)
     assert 150 in copies(nodes, "n1")
+    ranks.close()
+
+
+def test_a_partner_that_has_left_the_ring_is_no_longer_connected(nodes: Nodes) -> None:
+    case = Case(CASE.specs, CASE.layout, CASE.nodes, ("n0", "n1", "n2"))
+    nodes.add("n2")
+    ranks = Ranks(nodes, case)
+    ranks.step(1)
+    assert [len(nodes.keepers[node]._channels) for node in ("n1", "n2")] == [1, 0]
+    announce_ring([nodes.keepers[node].address for node in ("n0", "n2")])
+    ranks.step(2)
+    until(lambda: not nodes.keepers["n1"]._channels, "the connection to n1 ends")
+    assert len(nodes.keepers["n2"]._channels) == 1
+    nodes.announce()
+    ranks.step(3)
+    assert copies(nodes, "n1") == [1, 3]
+    assert not nodes.told
     ranks.close()
 
 

@@ -13,7 +13,7 @@ from planaria.memory.buffers import MemoryTooSmall
 from planaria.memory.placement import shipments
 from planaria.memory.shelf import OWN_BUFFERS, Shelf, Stack
 from planaria.memory.table import Table
-from planaria.memory.wire import KeeperAddress, KeeperError, KeeperLink
+from planaria.memory.wire import Bytes, KeeperAddress, KeeperError, KeeperLink, PeerGone
 from planaria.state.checksum import DIGEST_BYTES
 
 OPEN_S = 10.0
@@ -139,16 +139,18 @@ class Courier:
     def _ship(self, step: int, complete: int | None) -> None:
         stack = self._stack
         buffer = stack.buffer_of(step)
-        data, digests = stack.buffers[buffer].data, stack.digests(buffer, step)
+        digests = stack.digests(buffer, step)
         message = {"op": "replica", "gen": stack.generation, "owner": stack.owner, "step": step, "complete": complete}
-        for address, chosen in self._plan():
+        plan = self._plan()
+        self._close_routes(keep=[address for address, _ in plan])
+        for address, chosen in plan:
             if time.monotonic() < self._not_before.get(address, 0.0):
                 continue
             try:
-                route = self._route(address, chosen)
-                parts = [digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES] for at in route.chosen]
-                runs = [data[start:stop] for start, stop in stack.table.runs(route.chosen)]
-                route.link.call(message, [b"".join(parts), *runs])
+                parts = [digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES] for at in chosen]
+                data = stack.buffers[buffer].data
+                runs = [data[start:stop] for start, stop in stack.table.runs(chosen)]
+                self._send(address, chosen, message, [b"".join(parts), *runs])
                 self._unreachable.discard(address.node)
             except (KeeperError, MemoryTooSmall) as error:
                 self._lose(address, str(error))
@@ -157,9 +159,22 @@ class Courier:
             # Also where a partner failed: training does not wait for a node that may never answer.
             page.replicated = step
 
+    def _send(
+        self, address: KeeperAddress, chosen: list[int], message: dict[str, Any], payload: Sequence[Bytes]
+    ) -> None:
+        used = address.node in self._routes
+        try:
+            self._route(address, chosen).link.call(message, payload)
+        except PeerGone:
+            # The connection may have broken long ago, without anybody noticing, and the partner be well.
+            if not used or address not in self._ring():
+                raise
+            self._close_routes(keep=[other for other in self._ring() if other != address])
+            self._route(address, chosen).link.call(message, payload)
+
     def _route(self, address: KeeperAddress, chosen: list[int]) -> _Route:
         route = self._routes.get(address.node)
-        if route is not None and route.chosen == chosen and route.link.address == address:
+        if route is not None and route.chosen == chosen:
             return route
         if route is not None:
             del self._routes[address.node]
@@ -186,7 +201,8 @@ class Courier:
             message = {"t": "unreplicated", "owner": self._stack.owner, "partner": address.node, "problem": problem}
             self._tell(message)
 
-    def _close_routes(self) -> None:
-        for route in self._routes.values():
-            route.link.close()
-        self._routes.clear()
+    def _close_routes(self, keep: Sequence[KeeperAddress] = ()) -> None:
+        for node, route in list(self._routes.items()):
+            if route.link.address not in keep:
+                del self._routes[node]
+                route.link.close()
