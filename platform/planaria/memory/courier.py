@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -66,19 +67,17 @@ class Courier:
         self._thread = threading.Thread(target=self._run, name=f"courier-{stack.owner}", daemon=True)
 
     def start(self, strict: bool) -> None:
-        """Reserve the partners' memory, then begin.
+        """Begin; with ``strict``, once the partners have reserved the memory for copies.
 
         Raises:
             KeeperError, MemoryTooSmall: with ``strict``, a partner is gone, or has not enough memory.
         """
-        for address, chosen in self._plan():
+        if strict:
             try:
-                self._route(address, chosen)
-            except (KeeperError, MemoryTooSmall) as error:
-                if strict:
-                    self._close_routes()
-                    # Not as PeerGone: to the worker that asks, it is not this keeper that is gone.
-                    raise error if isinstance(error, MemoryTooSmall) else KeeperError(str(error)) from error
+                self._reserve()
+            except KeeperError as error:
+                # Not as PeerGone: to the worker that asks, it is not this keeper that is gone.
+                raise KeeperError(str(error)) from error
         self._thread.start()
 
     def sealed(self, step: int, complete: int | None) -> None:
@@ -97,8 +96,18 @@ class Courier:
         self._stopped = True
         self._sealed.put(None)
 
+    def _reserve(self) -> None:
+        try:
+            for address, chosen in self._plan():
+                self._route(address, chosen)
+        except (KeeperError, MemoryTooSmall):
+            self._close_routes()
+            raise
+
     def _run(self) -> None:
         try:
+            with contextlib.suppress(KeeperError, MemoryTooSmall):  # told when there is something to send
+                self._reserve()
             while True:
                 short = self._allocate()
                 try:
