@@ -57,7 +57,7 @@ def test_a_partner_that_dies_while_a_copy_is_on_its_way_does_not_stop_snapshots(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arriving = threading.Event()
-    room = keeper.Keeper._room
+    room = keeper.room_for_copy
 
     def slow(stack: Stack, complete: int | None) -> int:
         buffer = room(stack, complete)
@@ -66,7 +66,7 @@ def test_a_partner_that_dies_while_a_copy_is_on_its_way_does_not_stop_snapshots(
             time.sleep(0.3)
         return buffer
 
-    monkeypatch.setattr(keeper.Keeper, "_room", staticmethod(slow))
+    monkeypatch.setattr(keeper, "room_for_copy", slow)
     ranks = Ranks(nodes, CASE)
     ranks.step(1)
     ranks.step(2)

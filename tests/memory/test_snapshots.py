@@ -12,11 +12,12 @@ from tests.support.memory import CPU, SHARED, Case, Nodes, Ranks, Spec, python, 
 
 from planaria.layout import Layout
 from planaria.memory import keeper
-from planaria.memory.buffers import HEADER_BYTES, SharedBuffer, map_buffer, read_seal, write_seal
+from planaria.memory.buffers import HEADER_BYTES, Seal, SharedBuffer, map_buffer, read_seal, write_seal
 from planaria.memory.client import newest_in_memory
+from planaria.memory.copies import begin_replica
 from planaria.memory.courier import Courier
 from planaria.memory.recall import MemoryState
-from planaria.memory.shelf import Seal, Shelf, Stack, begin_replica
+from planaria.memory.shelf import Shelf, Stack
 from planaria.memory.snapshots import Snapshots
 from planaria.memory.table import Entry, Table
 from planaria.memory.wire import KeeperLink

@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from planaria.memory.buffers import MemoryTooSmall, free_bytes
+from planaria.memory.copies import finish_replica, room_for_copy
 from planaria.memory.courier import Courier, Tell
-from planaria.memory.shelf import REPLICA_BUFFERS, NotHeld, Shelf, Stack, begin_replica, finish_replica
+from planaria.memory.shelf import REPLICA_BUFFERS, NotHeld, Shelf, Stack
 from planaria.memory.table import Table
 from planaria.memory.wire import Channel, KeeperAddress, KeeperError, Message, PeerGone, admitted
 from planaria.state.checksum import DIGEST_BYTES, digest
 
 GREETING_S = 10.0
-ALLOCATION_S = 120.0
-"""Longest wait of an arriving copy for its memory to be allocated."""
 RECEIVE_S = 30.0
 """Longest wait of an arriving copy for another one, whose sender has given up, to end."""
 DRAIN_BUFFERS = 3
@@ -205,27 +204,13 @@ class Keeper:
         if not stack.receiving.acquire(timeout=RECEIVE_S):
             raise KeeperError(f"another copy of {stack.owner} is still arriving")
         try:
-            buffer = self._room(stack, message["complete"])
+            buffer = room_for_copy(stack, message["complete"])
             digests = bytes(channel.receive_bytes(DIGEST_BYTES * len(stack.table.entries)))
             channel.receive_into(stack.buffers[buffer].data[: stack.table.nbytes])
             finish_replica(stack, buffer, message["step"], digests)
         finally:
             stack.receiving.release()
         return {}
-
-    @staticmethod
-    def _room(stack: Stack, complete: int | None) -> int:
-        """The buffer for a copy that arrives, once it has been allocated."""
-        deadline = time.monotonic() + ALLOCATION_S
-        while (buffer := begin_replica(stack, complete)) is None:
-            if stack.closed:
-                raise NotHeld(f"generation {stack.generation} is over")
-            if stack.trouble:
-                raise MemoryTooSmall(stack.trouble)
-            if len(stack.buffers) >= REPLICA_BUFFERS or time.monotonic() > deadline:
-                raise KeeperError(f"no memory became free for copies of {stack.owner}")
-            time.sleep(0.002)
-        return buffer
 
     def op_fetch(self, channel: Channel, message: Message) -> None:
         """Parts [entry, first byte, bytes] of a snapshot: answers with their digests, then their bytes."""

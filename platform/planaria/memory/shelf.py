@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planaria.memory.buffers import HEADER_BYTES, SharedBuffer, break_seal, free_bytes, read_seal, too_small, write_seal
-from planaria.memory.buffers import Seal as Seal
+from planaria.memory.buffers import HEADER_BYTES, Seal, SharedBuffer, break_seal, free_bytes, read_seal, too_small
 from planaria.memory.control import NBYTES, ControlPage
 from planaria.memory.coverage import Holding
 from planaria.memory.table import Table
@@ -236,35 +235,3 @@ class Shelf:
     def close(self) -> None:
         """Give everything back."""
         self.forget(1 << 62)
-
-
-def begin_replica(stack: Stack, complete: int | None) -> int | None:
-    """The buffer into which a copy is to be received: never the one that holds the ``complete`` step; None if there
-    is no other.
-
-    Its seal is broken; :func:`finish_replica` sets the new one.
-    """
-    steps = [read_seal(buffer.map) for buffer in stack.buffers]
-    free = [at for at, seal in enumerate(steps) if seal is None or seal.step != complete]
-    if not free:
-        return None
-    chosen = min(free, key=lambda at: -1 if (seal := steps[at]) is None else seal.step)
-    break_seal(stack.buffers[chosen].map)
-    return chosen
-
-
-def finish_replica(stack: Stack, buffer: int, step: int, digests: bytes) -> None:
-    """Check a copy that has arrived and make it valid.
-
-    Raises:
-        NotHeld: its bytes are not those that were sent, or the stack has been given up meanwhile.
-    """
-    if stack.closed:
-        raise NotHeld(f"generation {stack.generation} is over")
-    for at, entry in enumerate(stack.table.entries):
-        if digest(stack.entry_view(buffer, at)) != digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
-            raise NotHeld(f"{entry} of step {step} arrived damaged")
-    for old in [key for key in stack.checksums if key[0] == buffer]:
-        del stack.checksums[old]
-    stack.checksums[buffer, step] = digests
-    write_seal(stack.buffers[buffer].map, Seal(stack.generation, step))
