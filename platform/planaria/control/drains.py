@@ -46,16 +46,27 @@ class Drains:
     def __init__(self, vault: Vault, tell: Callable[[Saved], None]) -> None:
         self._vault, self._tell = vault, tell
         self._open: dict[tuple[int, int], _Drain] = {}
+        self._over: set[tuple[int, int]] = set()
+        self._early: list[Message] = []
+        """Words of keepers on attempts of which no rank has spoken yet: they come on different ways."""
 
     def begin(self, generation: int, step: int, token: str, nodes: Iterable[str], meta: Mapping[str, Any]) -> None:
         """A rank has said that its shard of ``step`` is to be written."""
         key = (generation, step)
-        if key not in self._open:
-            self._open[key] = _Drain(generation, step, token, tuple(nodes), meta)
+        if key in self._open or key in self._over:
+            return
+        self._open[key] = _Drain(generation, step, token, tuple(nodes), meta)
+        early, self._early = self._early, []
+        for message in early:
+            if message["gen"] >= generation:  # words on older generations are not waited for any more
+                self.take(message)
 
     def take(self, message: Message) -> None:
         """A keeper has written a shard, or could not."""
-        drain = self._open.get((message["gen"], message["step"]))
+        key = (message["gen"], message["step"])
+        drain = self._open.get(key)
+        if drain is None and key not in self._over:
+            self._early.append(message)
         if drain is None or drain.closing:
             return
         if message["t"] == "drain_failed":
@@ -75,6 +86,7 @@ class Drains:
 
     def over(self, event: Saved) -> None:
         """The controller has heard of the end of an attempt."""
+        self._over.add((event.generation, event.step))
         self._open.pop((event.generation, event.step), None)
 
     def pending(self, generation: int | None = None) -> bool:
@@ -87,8 +99,8 @@ class Drains:
         threading.Thread(target=self._finish, args=(drain, problem), name="commit", daemon=True).start()
 
     def _finish(self, drain: _Drain, problem: str | None) -> None:
-        writer = self._vault.writer(drain.step, drain.token)
         try:
+            writer = self._vault.writer(drain.step, drain.token)
             if problem is None:
                 slices = [Slice.from_json(row) for rows in drain.shards.values() for row in rows]
                 writer.commit(slices, drain.meta, expected=drain.expected)

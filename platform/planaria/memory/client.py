@@ -23,8 +23,8 @@ def newest_in_memory(keepers: Iterable[KeeperAddress]) -> MemorySource | None:
     keepers = list(keepers)
     holdings: list[Holding] = []
     tables: dict[str, Table] = {}
-    rows = _rows(keepers)
-    for found, described in at_once(keepers, lambda link: _inventory(link, rows)).values():
+    ring = _ring(keepers)
+    for found, described in at_once(keepers, lambda link: _inventory(link, ring)).values():
         holdings += found
         tables |= described
     chosen = newest_complete(holdings, tables)
@@ -41,8 +41,8 @@ def newest_in_memory(keepers: Iterable[KeeperAddress]) -> MemorySource | None:
 
 def announce_ring(keepers: Sequence[KeeperAddress]) -> None:
     """Tell every keeper which others can take copies."""
-    rows = _rows(keepers)
-    at_once(keepers, lambda link: link.call({"op": "ring", "keepers": rows}))
+    ring = _ring(keepers)
+    at_once(keepers, lambda link: link.call({"op": "ring", **ring}))
 
 
 def forget(keepers: Sequence[KeeperAddress], below: int, keep: int | None = None) -> None:
@@ -77,12 +77,14 @@ def at_once(keepers: Sequence[KeeperAddress], ask: Callable[[KeeperLink], T]) ->
     return dict(answers)
 
 
-def _rows(keepers: Iterable[KeeperAddress]) -> list[list[Any]]:
-    return [[keeper.node, keeper.host, keeper.port] for keeper in keepers]
+def _ring(keepers: Iterable[KeeperAddress]) -> dict[str, Any]:
+    # Announcements travel in parallel: the time tells the keeper which one is newer.
+    rows = [[keeper.node, keeper.host, keeper.port] for keeper in keepers]
+    return {"keepers": rows, "as_of": time.monotonic_ns()}
 
 
-def _inventory(link: KeeperLink, keepers: list[list[Any]]) -> tuple[list[Holding], dict[str, Table]]:
-    answer = link.call({"op": "inventory", "keepers": keepers})
+def _inventory(link: KeeperLink, ring: dict[str, Any]) -> tuple[list[Holding], dict[str, Table]]:
+    answer = link.call({"op": "inventory", **ring})
     tables = {name: Table.decode(link.channel.receive_bytes(size)) for name, size in answer["tables"]}
     node = link.address.node
     rows = [

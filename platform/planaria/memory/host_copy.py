@@ -33,7 +33,8 @@ class HostCopy:
         """Copy ``sources`` to ``targets``, then call ``done``."""
         with torch.no_grad():
             if self._device.type != "cuda":
-                torch._foreach_copy_(list(targets), list(sources))
+                if targets:  # a rank may hold nothing that another one of its node does not keep
+                    torch._foreach_copy_(list(targets), list(sources))
                 done()
                 return
             self._stream.wait_stream(torch.cuda.current_stream(self._device))

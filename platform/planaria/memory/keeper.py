@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from planaria.memory.buffers import MemoryTooSmall, free_bytes
+from planaria.memory.copies import finish_replica, room_for_copy
 from planaria.memory.courier import Courier, Tell
-from planaria.memory.shelf import REPLICA_BUFFERS, NotHeld, Shelf, Stack, begin_replica, finish_replica
+from planaria.memory.shelf import REPLICA_BUFFERS, NotHeld, Shelf, Stack
 from planaria.memory.table import Table
 from planaria.memory.wire import Channel, KeeperAddress, KeeperError, Message, PeerGone, admitted
 from planaria.state.checksum import DIGEST_BYTES, digest
 
 GREETING_S = 10.0
-ALLOCATION_S = 120.0
-"""Longest wait of an arriving copy for its memory to be allocated."""
+RECEIVE_S = 30.0
+"""Longest wait of an arriving copy for another one, whose sender has given up, to end."""
 DRAIN_BUFFERS = 3
 """Buffers of a worker once one of them is being written to durable storage."""
 
@@ -48,6 +49,8 @@ class Keeper:
         self._token = token
         self.shelf = Shelf(node, folder)
         self._ring: Sequence[KeeperAddress] = ()
+        self._ring_as_of = 0
+        self._channels: set[Channel] = set()
         self._couriers: dict[tuple[int, str], Courier] = {}
         self._verified: set[tuple[int, str, bool, int, int, int]] = set()
         self._lock = threading.Lock()
@@ -62,6 +65,12 @@ class Keeper:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        with self._lock:
+            self._ring = ()
+            for channel in self._channels:
+                channel.cut()
+            for courier in self._couriers.values():
+                courier.ring_changed()
         self._forget(1 << 62, None)
         self.shelf.close()
 
@@ -72,21 +81,30 @@ class Keeper:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
+                time.sleep(0.01)  # no descriptor is free, for example
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="keeper-peer", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        channel = Channel(connection)
         try:
-            connection.settimeout(GREETING_S)
+            channel = Channel(connection)
+        except OSError:
+            connection.close()
+            return
+        try:
+            channel.limit(GREETING_S)
             if not admitted(channel, self._token):
                 return
-            connection.settimeout(None)
-            while (message := channel.receive()) is not None:
+            channel.limit(None)
+            with self._lock:
+                self._channels.add(channel)
+            while not self._closing and (message := channel.receive()) is not None:
                 self._answer(channel, message)
         except (OSError, KeeperError, ValueError, TypeError):
             return  # the peer is gone, or speaks another language
         finally:
+            with self._lock:
+                self._channels.discard(channel)
             channel.close()
 
     def _answer(self, channel: Channel, message: Message) -> None:
@@ -98,9 +116,11 @@ class Keeper:
             answer = handler(channel, message)
         except PeerGone:
             raise
-        except (KeeperError, NotHeld, MemoryTooSmall, OSError, KeyError) as error:
-            channel.skip()
-            answer = {"error": str(error), "kind": type(error).__name__}
+        except Exception as error:  # whatever it is, somebody waits for the answer
+            expected = isinstance(error, KeeperError | NotHeld | MemoryTooSmall)
+            text = str(error) if expected else f"{type(error).__name__}: {error}"
+            answer = {"error": text, "kind": type(error).__name__}
+        channel.skip()
         if answer is not None:
             channel.send(answer)
 
@@ -114,7 +134,10 @@ class Keeper:
         courier = Courier(self.shelf, stack, self._node, self._replicas, lambda: self._ring, self._tell)
         courier.start(strict)
         with self._lock:
+            before = self._couriers.pop((generation, owner), None)
             self._couriers[generation, owner] = courier
+        if before is not None:
+            before.stop()
         assert stack.control is not None
         return {"control": stack.control.path, "lean": stack.lean}
 
@@ -132,10 +155,12 @@ class Keeper:
 
     def op_drain(self, channel: Channel, message: Message) -> None:
         """Write a worker's snapshot to durable storage; the worker has pinned the buffer."""
+        stack: Stack | None = None
         try:
             stack = self.shelf.get(message["gen"], message["owner"], replica=False)
             buffer = stack.buffer_of(message["step"])
         except NotHeld as error:
+            _unpin(stack)
             self._tell({"t": "drain_failed", **_plain(message), "problem": str(error)})
             return
         threading.Thread(target=self._drain_one, args=(stack, buffer, message), name="drain", daemon=True).start()
@@ -146,13 +171,12 @@ class Keeper:
         try:
             self._drain(stack, buffer, message)
         finally:
-            if stack.page is not None:
-                stack.page.pinned = None
+            _unpin(stack)
 
     def _grow_for_drain(self, stack: Stack) -> None:
         # Without room for it there are no snapshots while one is being drained, and that one is complete.
         with contextlib.suppress(MemoryTooSmall, NotHeld):
-            self.shelf.grow(stack)
+            self.shelf.grow(stack, DRAIN_BUFFERS)
 
     # -- other keepers, and workers of other nodes -------------------------------------------------
 
@@ -165,26 +189,27 @@ class Keeper:
 
     def _allocate(self, stack: Stack) -> None:
         try:
-            for _ in range(REPLICA_BUFFERS):
-                self.shelf.grow(stack)
+            while self.shelf.grow(stack, REPLICA_BUFFERS):
+                pass
         except MemoryTooSmall as error:
-            self._tell({"t": "memory_short", "owner": stack.owner, "problem": str(error)})
+            stack.trouble = str(error)  # told to the sender, who tells the controller
         except NotHeld:
             return
 
     def op_replica(self, channel: Channel, message: Message) -> Message:
         """Copies of one snapshot's slices: all digests, then all bytes."""
         stack = self.shelf.get(message["gen"], message["owner"], replica=True)
-        deadline = time.monotonic() + ALLOCATION_S
-        while len(stack.buffers) < REPLICA_BUFFERS and time.monotonic() < deadline:
-            time.sleep(0.002)
-        step = message["step"]
         if message["bytes"] != DIGEST_BYTES * len(stack.table.entries) + stack.table.nbytes:
             raise KeeperError(f"copies of {stack.owner} have another size than their table says")
-        buffer = begin_replica(stack, step, message["complete"])
-        digests = bytes(channel.receive_bytes(DIGEST_BYTES * len(stack.table.entries)))
-        channel.receive_into(stack.buffers[buffer].data[: stack.table.nbytes])
-        finish_replica(stack, buffer, step, digests)
+        if not stack.receiving.acquire(timeout=RECEIVE_S):
+            raise KeeperError(f"another copy of {stack.owner} is still arriving")
+        try:
+            buffer = room_for_copy(stack, message["complete"])
+            digests = bytes(channel.receive_bytes(DIGEST_BYTES * len(stack.table.entries)))
+            channel.receive_into(stack.buffers[buffer].data[: stack.table.nbytes])
+            finish_replica(stack, buffer, message["step"], digests)
+        finally:
+            stack.receiving.release()
         return {}
 
     def op_fetch(self, channel: Channel, message: Message) -> None:
@@ -208,19 +233,23 @@ class Keeper:
 
     def _verify(self, stack: Stack, buffer: int, step: int, entry: int) -> None:
         key = (stack.generation, stack.owner, stack.replica, buffer, step, entry)
-        if key in self._verified:
-            return
+        with self._lock:
+            if key in self._verified:
+                return
         if not stack.intact(buffer, step, entry):
             self.shelf.drop(stack, buffer)
             self._tell({"t": "memory_damaged", "owner": stack.owner, "slice": str(stack.table.entries[entry])})
             raise NotHeld(f"{stack.table.entries[entry]} of step {step} in memory does not match its checksum")
-        self._verified.add(key)
+        with self._lock:
+            self._verified.add(key)
 
     # -- the controller ----------------------------------------------------------------------------
 
     def op_inventory(self, channel: Channel, message: Message) -> None:
         """All complete snapshots; the tables follow. Says, too, which keepers can take copies from now on."""
         self.op_ring(channel, message)
+        with self._lock:
+            self._verified.clear()  # what was sound at the last recovery may be damaged at this one
         holdings, tables = self.shelf.holdings()
         rows = [[h.owner, h.replica, h.generation, h.step, h.table, h.path] for h in holdings]
         names = [[name, len(table.encoded)] for name, table in tables.items()]
@@ -228,7 +257,14 @@ class Keeper:
 
     def op_ring(self, channel: Channel, message: Message) -> Message:
         """The keepers that can take copies from now on."""
-        self._ring = [KeeperAddress(node, host, port, self._token) for node, host, port in message["keepers"]]
+        with self._lock:
+            if message["as_of"] < self._ring_as_of:
+                return {}
+            self._ring_as_of = message["as_of"]
+            self._ring = [KeeperAddress(node, host, port, self._token) for node, host, port in message["keepers"]]
+            couriers = list(self._couriers.values())
+        for courier in couriers:
+            courier.ring_changed()
         return {}
 
     def op_forget(self, channel: Channel, message: Message) -> Message:
@@ -244,8 +280,16 @@ class Keeper:
         with self._lock:
             for key in [key for key in self._couriers if key[0] < below]:
                 self._couriers.pop(key).stop()
-        self._verified = {key for key in self._verified if key[0] >= below or key[0] == keep}
+            self._verified = {key for key in self._verified if key[0] >= below or key[0] == keep}
         self.shelf.forget(below, keep)
+
+
+def _unpin(stack: Stack | None) -> None:
+    """The worker may overwrite the buffer again."""
+    page = None if stack is None else stack.page
+    if page is not None:
+        with contextlib.suppress(ValueError):  # given up meanwhile, and its page unmapped
+            page.pinned = None
 
 
 def _plain(message: Message) -> dict[str, Any]:

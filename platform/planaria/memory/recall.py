@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
@@ -18,6 +19,9 @@ from planaria.state.boxes import Box, uncovered
 from planaria.state.checksum import DIGEST_BYTES, digest
 from planaria.state.dtypes import dtype_of
 from planaria.state.shard import bytes_of
+
+ANSWER_S = 180.0
+"""Longest silence of a keeper: before it hands out many gigabytes it compares them with their checksums."""
 
 
 @dataclass(frozen=True)
@@ -146,21 +150,23 @@ class MemoryState:
     def _copy_local(self, parts: list[_Part]) -> None:
         if not parts:
             return
-        link = KeeperLink(self.source.keepers[self.node])
+        link = KeeperLink(self.source.keepers[self.node], ANSWER_S)
         try:
             for holding, group in _by_holding(parts):
                 link.call({"op": "verify", "entries": sorted({part.at for part in group}), **_name(holding)})
                 memory = map_buffer(holding.path, writable=False)
-                for part in group:
-                    start, count = part.rows
-                    part.copy_from(_tensor(memory, HEADER_BYTES + part.entry.offset + start, count, part))
-                    self.local_bytes += count
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor is it written to
+                    for part in group:
+                        start, count = part.rows
+                        part.copy_from(_tensor(memory, HEADER_BYTES + part.entry.offset + start, count, part))
+                        self.local_bytes += count
         finally:
             link.close()
 
     def _fetch(self, node: str, parts: list[_Part], failures: list[BaseException]) -> None:
         try:
-            link = KeeperLink(self.source.keepers[node])
+            link = KeeperLink(self.source.keepers[node], ANSWER_S)
             try:
                 for holding, group in _by_holding(parts):
                     self._fetch_group(link, holding, group)

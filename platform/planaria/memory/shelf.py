@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planaria.memory.buffers import HEADER_BYTES, SharedBuffer, break_seal, free_bytes, read_seal, too_small, write_seal
-from planaria.memory.buffers import Seal as Seal
+from planaria.memory.buffers import HEADER_BYTES, Seal, SharedBuffer, break_seal, free_bytes, read_seal, too_small
 from planaria.memory.control import NBYTES, ControlPage
 from planaria.memory.coverage import Holding
 from planaria.memory.table import Table
@@ -41,6 +40,11 @@ class Stack:
     page: ControlPage | None = None
     lean: bool = False
     """Whether there is room for one buffer only."""
+    trouble: str = ""
+    """Why its memory could not be allocated."""
+    closed: bool = False
+    receiving: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a copy arrives: one whose sender gave up may still be on its way when the next one comes."""
 
     @property
     def size(self) -> int:
@@ -90,9 +94,11 @@ class Stack:
 
     def close(self) -> None:
         """Give the memory back."""
-        for buffer in [*self.buffers, *([self.control] if self.control else [])]:
-            buffer.close()
+        self.closed = True
+        buffers = [*self.buffers, *([self.control] if self.control else [])]
         self.buffers, self.control, self.page = [], None, None
+        for buffer in buffers:
+            buffer.close()
 
 
 class Shelf:
@@ -108,6 +114,8 @@ class Shelf:
     def open(self, generation: int, owner: str, table: Table, *, replica: bool, strict: bool) -> Stack:
         """A new stack, with its control page; the buffers are allocated by :meth:`grow`.
 
+        A stack of copies that is there already stays as it is, with what it holds, if the table is the same.
+
         Args:
             strict: whether to refuse, instead of making do with a single buffer, where memory is short.
 
@@ -117,6 +125,10 @@ class Shelf:
         with self._lock:
             if generation < self._oldest:
                 raise NotHeld(f"generation {generation} is over")
+            old = self._stacks.get(((generation, owner), replica))
+            if old is not None and replica and old.table.digest == table.digest:
+                old.trouble = ""
+                return old
             stack = Stack(generation, owner, replica, table)
             wanted = (REPLICA_BUFFERS if replica else OWN_BUFFERS) * stack.size
             # What older generations hold is given up as soon as this one has a complete snapshot.
@@ -129,11 +141,10 @@ class Shelf:
             if not replica:
                 stack.control = SharedBuffer(self._folder, NBYTES)
                 stack.page = ControlPage(stack.control.map)
-            old = self._stacks.pop(((generation, owner), replica), None)
-            if old is not None:
-                old.close()
             self._stacks[(generation, owner), replica] = stack
-            return stack
+        if old is not None:
+            old.close()
+        return stack
 
     def _promised(self, generation: int) -> int:
         """Bytes that stacks of this generation have still to allocate."""
@@ -144,20 +155,37 @@ class Shelf:
                 total += max(0, count - len(stack.buffers)) * stack.size
         return total
 
-    def grow(self, stack: Stack) -> None:
-        """Allocate one more buffer; takes as long as the machine needs to clear so much memory.
+    def grow(self, stack: Stack, most: int) -> bool:
+        """Allocate one more buffer, unless there are ``most``; returns whether there are fewer still.
+
+        Takes as long as the machine needs to clear so much memory.
 
         Raises:
-            MemoryTooSmall: it does not fit any more.
+            MemoryTooSmall: it does not fit, or no longer.
+            NotHeld: the stack has been given up.
         """
+        if not self.holds(stack):
+            raise NotHeld(f"generation {stack.generation} is over")
+        if len(stack.buffers) >= most:
+            return False
+        if stack.size > (free := free_bytes(self._folder)):
+            raise too_small(self._folder, stack.size, free)
         buffer = SharedBuffer(self._folder, stack.size)
         with self._lock:
-            if self._stacks.get(((stack.generation, stack.owner), stack.replica)) is not stack:
-                buffer.close()
-                raise NotHeld(f"generation {stack.generation} is over")
-            stack.buffers.append(buffer)
-            if stack.page is not None:
-                stack.page.buffers = len(stack.buffers)
+            if self.holds(stack) and len(stack.buffers) < most:
+                stack.buffers.append(buffer)
+                if stack.page is not None:
+                    stack.page.buffers = len(stack.buffers)
+                return len(stack.buffers) < most
+        buffer.close()
+        if not self.holds(stack):
+            raise NotHeld(f"generation {stack.generation} is over")
+        return False
+
+    def holds(self, stack: Stack) -> bool:
+        """Whether the stack has not been given up."""
+        with self._lock:
+            return self._stacks.get(((stack.generation, stack.owner), stack.replica)) is stack
 
     def get(self, generation: int, owner: str, *, replica: bool) -> Stack:
         """A stack.
@@ -182,10 +210,10 @@ class Shelf:
         """Drop everything of generations before ``below``, but of ``keep``."""
         with self._lock:
             self._oldest = max(self._oldest, below)
-            for key, stack in list(self._stacks.items()):
-                if stack.generation < below and stack.generation != keep:
-                    del self._stacks[key]
-                    stack.close()
+            old = [key for key, s in self._stacks.items() if s.generation < below and s.generation != keep]
+            stacks = [self._stacks.pop(key) for key in old]
+        for stack in stacks:  # not under the lock: it takes a while to free many gigabytes
+            stack.close()
 
     def drop(self, stack: Stack, buffer: int) -> None:
         """Forget a snapshot that turned out damaged."""
@@ -206,37 +234,4 @@ class Shelf:
 
     def close(self) -> None:
         """Give everything back."""
-        with self._lock:
-            for stack in self._stacks.values():
-                stack.close()
-            self._stacks.clear()
-
-
-def begin_replica(stack: Stack, step: int, complete: int | None) -> int:
-    """The buffer into which a copy of ``step`` is to be received: never the one that holds the ``complete`` step.
-
-    Its seal is broken; :func:`finish_replica` sets the new one.
-    """
-    del step
-    steps = [read_seal(buffer.map) for buffer in stack.buffers]
-    free = [at for at, seal in enumerate(steps) if seal is None or seal.step != complete]
-    if not free:
-        raise NotHeld(f"{stack.owner}: no buffer is free")
-    chosen = min(free, key=lambda at: -1 if (seal := steps[at]) is None else seal.step)
-    break_seal(stack.buffers[chosen].map)
-    return chosen
-
-
-def finish_replica(stack: Stack, buffer: int, step: int, digests: bytes) -> None:
-    """Check a copy that has arrived and make it valid.
-
-    Raises:
-        NotHeld: its bytes are not those that were sent.
-    """
-    for at, entry in enumerate(stack.table.entries):
-        if digest(stack.entry_view(buffer, at)) != digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
-            raise NotHeld(f"{entry} of step {step} arrived damaged")
-    for old in [key for key in stack.checksums if key[0] == buffer]:
-        del stack.checksums[old]
-    stack.checksums[buffer, step] = digests
-    write_seal(stack.buffers[buffer].map, Seal(stack.generation, step))
+        self.forget(1 << 62)

@@ -7,6 +7,7 @@ be complete on all ranks (the ranks agree on that in a reduction that the step m
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,7 +54,11 @@ class Snapshots:
         self._link, self._table = link, table
         self._lock = threading.Lock()  # on CUDA the seal is sent by the thread that awaits the copy
         self._name = {"gen": generation, "owner": owner}
-        answer = link.call({"op": "open", "strict": strict, **self._name}, [table.encoded])
+        try:
+            answer = link.call({"op": "open", "strict": strict, **self._name}, [table.encoded])
+        except BaseException:
+            link.close()
+            raise
         self.lean: bool = answer["lean"]
         self._page = ControlPage(map_buffer(answer["control"], writable=True))
         self._buffers: list[_Buffer] = []
@@ -72,17 +77,22 @@ class Snapshots:
         """Whether a snapshot of this rank is being written to durable storage."""
         return self._page.pinned is not None
 
+    @property
+    def settled(self) -> bool:
+        """Whether the last snapshot is where it should be."""
+        return self._newest is None or self._page.replicated == self._newest
+
     def ready(self) -> bool:
-        """Whether the last snapshot is where it should be, and there is room for another one.
+        """Whether the last snapshot is settled, and there is room for another one.
 
         Called before the parameters change: a copy that still reads them is waited for.
         """
         self._copy.fence()
         # With a single buffer the only snapshot would be destroyed while it is replaced: only where that must be.
-        return not self.lean and self._settled() and self._target() is not None
+        return not self.lean and self.settled and self._target() is not None
 
     def note_complete(self) -> None:
-        """All ranks were :meth:`ready`: the newest snapshot is complete everywhere."""
+        """All ranks were :attr:`settled`: the newest snapshot is complete everywhere."""
         self.complete = self._newest
 
     def take(self, step: int, tensors: Sequence[Tensor]) -> float:
@@ -105,7 +115,7 @@ class Snapshots:
 
     def wait_ready(self, limit_s: float, interrupted: Callable[[], bool]) -> bool:
         """Wait until a snapshot may be taken whatever happens; False if that takes too long."""
-        return _wait(lambda: self._settled() and self._target() is not None, limit_s, interrupted)
+        return _wait(lambda: self.settled and self._target() is not None, limit_s, interrupted)
 
     def wait_drained(self, limit_s: float, interrupted: Callable[[], bool]) -> bool:
         """Wait until no snapshot of this rank is being written to durable storage; False if that takes too long."""
@@ -121,13 +131,11 @@ class Snapshots:
 
     def close(self) -> None:
         """Let go of the memory, which the keeper keeps."""
-        self._copy.finish()
+        with contextlib.suppress(Exception):  # what a copy failed of was raised where it mattered
+            self._copy.finish()
         self._copy.release(buffer.memory for buffer in self._buffers)
         self._buffers = []
         self._link.close()
-
-    def _settled(self) -> bool:
-        return self._newest is None or self._page.replicated == self._newest
 
     def _target(self) -> _Buffer | None:
         """A buffer that may be overwritten."""

@@ -6,6 +6,7 @@ connection holds the run's secret; whoever does not know it is cut off.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import socket
@@ -21,6 +22,10 @@ Bytes = bytes | bytearray | memoryview
 _LENGTH = struct.Struct(">I")
 MAX_HEAD = 1 << 28
 MAX_GREETING = 1 << 10
+CONNECT_S = 5.0
+"""Longest wait for a connection: keepers are near, and one that does not answer must not hold others up."""
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""Who waits for a machine that vanished without a word learns of it in about 25 s."""
 _PARTS = 512
 """Buffers handed to one ``sendmsg``; the kernel's limit is 1024."""
 
@@ -49,6 +54,9 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self.left = 0
         """Raw bytes of the last message that are still on the line."""
 
@@ -73,11 +81,14 @@ class Channel:
         self._fill(memoryview(head))
         try:
             message = json.loads(head)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise KeeperError("a message that is no JSON object")
-        self.left = int(message.get("bytes", 0))
+        count = message.get("bytes", 0)
+        if not isinstance(count, int) or count < 0:
+            raise KeeperError(f"a message with {count!r} bytes")
+        self.left = count
         return message
 
     def receive_into(self, view: memoryview) -> None:
@@ -114,6 +125,15 @@ class Channel:
             done += count
         return True
 
+    def limit(self, timeout_s: float | None) -> None:
+        """Longest silence of the peer from now on."""
+        self._socket.settimeout(timeout_s)
+
+    def cut(self) -> None:
+        """From any thread: whoever uses the channel learns at once that it is broken."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End the connection."""
         self._socket.close()
@@ -125,11 +145,16 @@ class KeeperLink:
     def __init__(self, address: KeeperAddress, timeout_s: float = 30.0) -> None:
         self.address = address
         try:
-            connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
+            connection = socket.create_connection((address.host, address.port), timeout=min(timeout_s, CONNECT_S))
         except OSError as error:
             raise PeerGone(f"the keeper of node {address.node[:8]} cannot be reached: {error}") from error
+        connection.settimeout(timeout_s)
         self.channel = Channel(connection)
-        self.tell({"op": "hello", "token": address.token})
+        try:
+            self.tell({"op": "hello", "token": address.token})
+        except PeerGone:
+            self.close()
+            raise
 
     def tell(self, message: Message, payload: Sequence[Bytes] = ()) -> None:
         """Send a message that has no answer."""

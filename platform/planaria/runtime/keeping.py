@@ -48,6 +48,13 @@ def describe(engine: NativeEngine, rank: int, nodes: Sequence[str]) -> Table:
     return Table.of(entries, engine.expected())
 
 
+def true_everywhere(here: bool) -> bool:
+    """Whether ``here`` is true on all ranks; collective."""
+    missing = torch.tensor(int(not here))
+    torch.distributed.all_reduce(missing)
+    return not missing.item()
+
+
 class Keeping:
     """Snapshots and checkpoints of one rank in one generation.
 
@@ -60,6 +67,7 @@ class Keeping:
         durable: step that durable storage holds already.
         report: tells the controller.
         interrupted: whether the generation was aborted.
+        everywhere: tells whether something holds on all ranks; collective.
     """
 
     def __init__(
@@ -72,9 +80,11 @@ class Keeping:
         durable: int | None,
         report: Report,
         interrupted: Callable[[], bool],
+        everywhere: Callable[[bool], bool] = true_everywhere,
     ) -> None:
         self._snapshots, self._engine, self._job = snapshots, engine, job
         self._token, self._durable, self._report, self._interrupted = token, durable, report, interrupted
+        self._everywhere = everywhere
         places = {held.tensor: at for at, held in enumerate(engine.state())}
         self._order = [places[entry.tensor] for entry in table.entries]
 
@@ -84,8 +94,10 @@ class Keeping:
         return self._snapshots.complete
 
     def poll(self) -> tuple[int, ...]:
-        """This rank's votes: (1 if no snapshot can be taken, 1 if the last checkpoint is still being written)."""
-        return int(not self._snapshots.ready()), int(self._snapshots.draining)
+        """This rank's votes: 1 if no snapshot can be taken, 1 if the last one is not yet where it should be, 1 if the
+        last checkpoint is still being written."""
+        ready = self._snapshots.ready()
+        return int(not ready), int(not (ready or self._snapshots.settled)), int(self._snapshots.draining)
 
     def after_step(self, votes: tuple[int, ...]) -> float:
         """Keep the state of the step that is done, as far as it is due; returns the seconds that it took.
@@ -93,8 +105,8 @@ class Keeping:
         The decisions follow from the sums of all votes, so they are the same on every rank.
         """
         began = time.monotonic()
-        unready, draining = votes
-        if not unready:
+        unready, unsettled, draining = votes
+        if not unsettled:
             self._snapshots.note_complete()
         done, job = self._engine.step_done, self._job
         if done % job.checkpoint.every == 0 and done < job.train.steps:
@@ -115,7 +127,9 @@ class Keeping:
         """
         if self._snapshots.newest == self._engine.step_done:
             return
+        # On all ranks, and so that the one before is complete while this one is made.
         self._await(self._snapshots.wait_ready, "the memory for it did not become free")
+        self._snapshots.note_complete()
         self._take()
 
     def checkpoint(self) -> None:
@@ -141,8 +155,9 @@ class Keeping:
         self._snapshots.take(self._engine.step_done, [held[at] for at in self._order])
 
     def _await(self, condition: Callable[[float, Callable[[], bool]], bool], trouble: str) -> None:
+        """Wait until the condition holds on all ranks."""
         step, deadline = self._engine.step_done, time.monotonic() + WAIT_S
-        while not condition(1.0, self._interrupted):
+        while not self._everywhere(condition(1.0, self._interrupted)):
             if self._interrupted():
                 raise RuntimeError("the generation was aborted while waiting to keep its state")
             if time.monotonic() > deadline:
