@@ -29,6 +29,15 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; may be repeated."),
 ]
 
+VaultDir = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="Run directory: the job's storage and name; or s3://bucket/prefix/name.",
+        show_default=False,
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -158,7 +167,7 @@ def status(
 
 
 @checkpoints.command("ls")
-def checkpoint_ls(run_dir: RunDir) -> None:
+def checkpoint_ls(run_dir: VaultDir) -> None:
     """List the checkpoints of a run, newest first, with layout, size and state.
 
     Example: planaria checkpoint ls runs/scenes
@@ -174,7 +183,7 @@ def checkpoint_ls(run_dir: RunDir) -> None:
 
 @checkpoints.command("verify")
 def checkpoint_verify(
-    run_dir: RunDir,
+    run_dir: VaultDir,
     step: Annotated[int | None, typer.Option("--step", min=0, help="Only the checkpoint of this step.")] = None,
 ) -> None:
     """Read back every slice and compare it with its checksum.
@@ -195,7 +204,7 @@ def checkpoint_verify(
 @app.command()
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="CONFIG|RUN_DIR", help="Job file, or run directory.", show_default=False)
+        str, typer.Argument(metavar="CONFIG|RUN_DIR", help="Job file, run directory or s3:// URL.", show_default=False)
     ],
     set_: Set = None,
     step: Annotated[
