@@ -27,7 +27,6 @@ from planaria.layout import Layout
 from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups
 from planaria.state.errors import CheckpointError
-from planaria.state.storage import LocalStorage
 from planaria.state.vault import Vault
 
 
@@ -205,14 +204,15 @@ def test_what_is_no_source(tmp_path: Path, files: tuple[str, ...] | None, messag
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported(tmp_path)
-    write = LocalStorage.write
+    storage = type(Vault(tmp_path / "run")._storage)
+    write = storage.write
 
     def full(self: Any, folder: str, name: str, chunks: Any) -> int:
         if name == "manifest.json":
             raise OSError(28, "No space left on device")
         return write(self, folder, name, chunks)
 
-    monkeypatch.setattr(LocalStorage, "write", full)
+    monkeypatch.setattr(storage, "write", full)
     with pytest.raises(CheckpointError, match="no space"):
         bring(tmp_path / "hf", job_in(tmp_path))
     assert list((tmp_path / "run/checkpoints").iterdir()) == []

@@ -11,7 +11,7 @@ import torch
 
 from planaria.state.boxes import Box, shard_rows
 from planaria.state.errors import CheckpointDamaged, CheckpointError
-from planaria.state.storage import LocalStorage
+from planaria.state.local_storage import LocalStorage
 from planaria.state.vault import Vault
 from planaria.state.writer import Piece
 

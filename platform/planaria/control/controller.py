@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from planaria.config import JobConfig
+from planaria.config import JobConfig, vault_root
 from planaria.control import policy
 from planaria.control.causes import FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
@@ -79,8 +79,9 @@ class Controller:
         # One store for all generations, hosted by no rank, so that no rank's death can take it down.
         self.store = host_store(self.host)
         self.staff = Staff(job, self.fleet, self.record, self.events.put)
-        vault = Vault(run_dir, keep_last=job.checkpoint.keep_last, on_problem=lambda problem: None)
-        self.resume = Resume(vault, job, run_dir, self.record.event)
+        root = vault_root(job, run_dir)
+        vault = Vault(root, keep_last=job.checkpoint.keep_last, on_problem=lambda problem: None)
+        self.resume = Resume(vault, job, root, self.record.event)
         self.state = State.WAITING
         self.generations: list[Generation] = []
         self.history: list[policy.Generation] = []
@@ -414,7 +415,7 @@ class Controller:
 
     def _summary(self, failure: Exception | None) -> dict[str, Any]:
         with contextlib.suppress(CheckpointError):
-            durable = Vault(self.run_dir, on_problem=lambda problem: None).list("shallow")
+            durable = Vault(vault_root(self.job, self.run_dir), on_problem=lambda problem: None).list("shallow")
             self.view.checkpoint_step = next((info.step for info in durable if info.intact), None)
         return {
             "name": self.job.name,

@@ -14,7 +14,7 @@ import psutil
 import ray
 import torch
 
-from planaria.config import JobConfig
+from planaria.config import JobConfig, vault_root
 from planaria.engine.initial import first_state
 from planaria.engine.native import NativeEngine
 from planaria.recipe import Recipe
@@ -118,7 +118,12 @@ class Worker:
         engine = NativeEngine(spec.recipe, spec.job, rendezvous.layout, mesh, self.device)
         clock = _lap(outcome, "build", clock)
         # The committed state is durable when older ones are removed; reading it back would stall training.
-        vault = Vault(spec.run_dir, keep_last=spec.job.checkpoint.keep_last, verify_before_removal=False)
+        vault = Vault(
+            vault_root(spec.job, spec.run_dir),
+            keep_last=spec.job.checkpoint.keep_last,
+            keep_every=spec.job.checkpoint.keep_every,
+            verify_before_removal=False,
+        )
         if order.resume_step is None:
             engine.load(first_state(spec.recipe, spec.job))
         else:
