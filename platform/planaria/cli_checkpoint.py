@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from planaria.cli_options import HELP, RunDir, Set, finish
+from planaria.cli_options import HELP, Set, VaultDir, finish
 
 checkpoints = typer.Typer(
     help="List, show, verify, export and import checkpoints.", no_args_is_help=True, context_settings=HELP
@@ -14,7 +14,7 @@ checkpoints = typer.Typer(
 
 
 @checkpoints.command("ls")
-def checkpoint_ls(run_dir: RunDir) -> None:
+def checkpoint_ls(run_dir: VaultDir) -> None:
     """List the checkpoints of a run, newest first, with layout, size and state.
 
     Example: planaria checkpoint ls runs/scenes
@@ -30,7 +30,7 @@ def checkpoint_ls(run_dir: RunDir) -> None:
 
 @checkpoints.command("show")
 def checkpoint_show(
-    run_dir: RunDir,
+    run_dir: VaultDir,
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="Checkpoint of this step. Default: the newest.")
     ] = None,
@@ -57,7 +57,7 @@ def checkpoint_show(
 
 @checkpoints.command("verify")
 def checkpoint_verify(
-    run_dir: RunDir,
+    run_dir: VaultDir,
     step: Annotated[int | None, typer.Option("--step", min=0, help="Only the checkpoint of this step.")] = None,
 ) -> None:
     """Read back every slice and compare it with its checksum.
@@ -77,7 +77,7 @@ def checkpoint_verify(
 
 @checkpoints.command("export")
 def checkpoint_export(
-    run_dir: RunDir,
+    run_dir: VaultDir,
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory to make.", show_default=False)],
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="Checkpoint of this step. Default: the newest.")

@@ -13,6 +13,14 @@ Config = Annotated[str, typer.Argument(metavar="CONFIG", help="Job file (YAML)."
 RunDir = Annotated[
     str, typer.Argument(metavar="RUN_DIR", help="Run directory: the job's storage and name.", show_default=False)
 ]
+VaultDir = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="Run directory: the job's storage and name; or s3://bucket/prefix/name.",
+        show_default=False,
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; may be repeated."),

@@ -7,6 +7,7 @@ Every problem becomes a :class:`ConfigError` that names file, key, given value a
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -211,7 +212,25 @@ class CheckpointConfig(Section):
 
     every: int = Field(50, ge=1, description="steps between checkpoints")
     keep_last: int = Field(2, ge=1, description="intact checkpoints to keep")
+    keep_every: int | None = Field(None, ge=1, description="keep those of steps that are multiples of this for ever")
+    path: str | None = Field(
+        None, description="folder or s3://bucket/prefix below which <name>/checkpoints lies; default: storage"
+    )
     at_end: bool = True
+
+    @field_validator("path")
+    @classmethod
+    def _place(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.strip():
+            raise ValueError("expected a folder or s3://bucket/prefix; leave the key out to use storage")
+        if "://" in value and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?", value):
+            raise ValueError(
+                "expected a folder that all nodes see, or s3://bucket/prefix; endpoint and keys come from the "
+                "environment (AWS_ENDPOINT_URL, AWS_PROFILE, AWS_ACCESS_KEY_ID, ...)"
+            )
+        return value.rstrip("/") or "/"
 
 
 class EvaluateConfig(Section):
@@ -248,7 +267,9 @@ class JobConfig(Section):
     @classmethod
     def _folder(cls, value: str) -> str:
         if "://" in value:
-            raise ValueError("expected a folder that all nodes see, e.g. a network mount; URLs are not supported yet")
+            raise ValueError(
+                "expected a folder that all nodes see, e.g. a network mount; a URL goes to checkpoint.path"
+            )
         return value
 
     @model_validator(mode="after")
@@ -264,6 +285,12 @@ class JobConfig(Section):
                 f"{self.elastic.max_workers}; raise max_workers or lower tp"
             )
         return self
+
+
+def vault_root(job: JobConfig, run_dir: str | Path) -> str:
+    """Folder or URL below which the job's ``checkpoints`` lie: the run directory unless ``checkpoint.path`` is set."""
+    place = job.checkpoint.path
+    return str(run_dir) if place is None else f"{place.rstrip('/')}/{job.name}"
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:

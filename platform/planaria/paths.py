@@ -6,15 +6,21 @@ from pathlib import Path
 
 from planaria.config import JobConfig
 
-_PATHS = (("data", "path"), ("data", "val_path"), ("data", "tokenizer"), ("model", "path"))
+_PATHS = (
+    ("data", "path"),
+    ("data", "val_path"),
+    ("data", "tokenizer"),
+    ("model", "path"),
+    ("checkpoint", "path"),
+)
 
 
 def absolute_paths(job: JobConfig) -> JobConfig:
-    """``job`` with its relative paths taken from this process's working directory."""
+    """``job`` with its relative paths taken from this process's working directory; URLs stay as they are."""
     tree = job.model_dump(mode="json")
     for section, key in _PATHS:
         value = (tree[section] or {}).get(key)
-        if value is not None and not (key == "tokenizer" and value == "bytes"):
+        if value is not None and "://" not in value and not (key == "tokenizer" and value == "bytes"):
             tree[section][key] = str(Path(value).expanduser().absolute())
     tree["storage"] = str(Path(tree["storage"]).expanduser().absolute())
     return JobConfig.model_validate(tree)

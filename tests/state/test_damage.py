@@ -11,7 +11,7 @@ import torch
 
 from planaria.state.boxes import Box, shard_rows
 from planaria.state.errors import CheckpointDamaged, CheckpointError
-from planaria.state.storage import LocalStorage
+from planaria.state.local_storage import LocalStorage
 from planaria.state.vault import Vault
 from planaria.state.writer import Piece
 
@@ -99,7 +99,7 @@ def test_damage_is_named_and_skipped(vault, problems, case):
     descriptors = len(os.listdir("/proc/self/fd"))
     vault.list("deep")
     vault.latest_intact().close()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_every_flipped_byte_of_the_data_is_found(vault, problems):

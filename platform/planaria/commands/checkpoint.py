@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planaria.commands.failures import FAILED, UsageError, complain
+from planaria.config import parse, vault_root
 
 if TYPE_CHECKING:
     from planaria.state.vault import Vault
@@ -23,7 +25,7 @@ def ls(run_dir: str) -> int:
     from planaria.state.errors import CheckpointError
     from planaria.state.vault import Vault
 
-    vault = Vault(checked(run_dir), on_problem=lambda _: None)
+    vault = Vault(place_of(run_dir), on_problem=lambda _: None)
     found = vault.list("shallow")
     if not found:
         print(f"{run_dir}: no checkpoints yet")
@@ -33,12 +35,12 @@ def ls(run_dir: str) -> int:
     for name in ("step", "layout", "tensors", "bytes", "state"):
         table.add_column(name, justify="left" if name in ("layout", "state") else "right", overflow="fold")
     for info in found:
-        size = quantity(sum(file.stat().st_size for file in Path(info.path).glob("*") if file.is_file()))
-        layout, tensors, state = "-", "-", info.problem or "intact"
+        layout, tensors, size, state = "-", "-", "-", info.problem or "intact"
         if info.intact:
             try:
                 with vault.at(info.step) as checkpoint:
                     layout, tensors = str(checkpoint.meta.get("layout", "-")), str(len(checkpoint.tensors))
+                    size = quantity(checkpoint.nbytes)
             except CheckpointError as error:  # replaced or removed meanwhile
                 state = str(error)
         cells = (str(info.step), layout, tensors, size, state)
@@ -49,10 +51,10 @@ def ls(run_dir: str) -> int:
 
 def verify(run_dir: str, step: int | None) -> int:
     """Read every slice back and compare it with its checksum; 1 if anything is damaged, all of which is named."""
-    from planaria.state.errors import CheckpointError
+    from planaria.state.errors import CheckpointError, StorageUnavailable
     from planaria.state.vault import Vault
 
-    vault = Vault(checked(run_dir), on_problem=lambda _: None)
+    vault = Vault(place_of(run_dir), on_problem=lambda _: None)
     steps = [info.step for info in vault.list("names")] if step is None else [step]
     if not steps:
         complain(f"{run_dir}: holds no checkpoint")
@@ -63,6 +65,8 @@ def verify(run_dir: str, step: int | None) -> int:
             with vault.at(number) as checkpoint:
                 problems = checkpoint.verify()
                 count = len(list(checkpoint.index))
+        except StorageUnavailable:
+            raise
         except CheckpointError as error:
             problems, count = str(error).splitlines(), 0
         for problem in problems:
@@ -84,8 +88,22 @@ def pick(vault: Vault, run_dir: str, step: int | None) -> int:
 
 
 def place_of(target: str) -> str:
-    """Where the checkpoints of the run directory ``target`` lie."""
-    return checked(target)
+    """Where the checkpoints of ``target`` lie: a run directory, or an ``s3://`` URL that holds ``checkpoints``.
+
+    The run directory of a job with ``checkpoint.path`` knows its place by ``job.json``.
+    """
+    if "://" in target:
+        if not target.startswith("s3://"):
+            raise UsageError(f"{target}: give a run directory or an s3://bucket/prefix URL")
+        if target.rstrip("/").endswith("/checkpoints"):
+            raise UsageError(f"{target}: lies inside the place of a run; leave /checkpoints out")
+        return target
+    run_dir = checked(target)
+    try:
+        job = parse(json.loads((Path(run_dir) / "job.json").read_text(encoding="utf-8")), f"{run_dir}/job.json")
+    except (OSError, ValueError):  # of another version, or none: then the place that it has by default
+        return run_dir
+    return vault_root(job, run_dir)
 
 
 def checked(run_dir: str) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planaria.commands.checkpoint import place_of
 from planaria.commands.failures import UsageError
-from planaria.config import JobConfig, load, parse
+from planaria.config import JobConfig, load, parse, vault_root
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,7 @@ def locate(target: str, overrides: Sequence[str], step: int | None) -> tuple[Job
     """The job and its checkpoint: the newest intact one, or that of ``step``.
 
     Args:
-        target: a job file, or a run directory (whose checkpoints know their job).
+        target: a job file, or a run directory or ``s3://`` URL (whose checkpoints know their job).
         overrides: ``key=value`` pairs; only with a job file.
         step: which checkpoint; None: the newest intact one.
     """
@@ -76,17 +77,17 @@ def locate(target: str, overrides: Sequence[str], step: int | None) -> tuple[Job
     from planaria.state.vault import Vault
 
     job = None
-    if Path(target).is_dir():
+    if "://" in target or Path(target).is_dir():
         if overrides:
             raise UsageError("--set goes with a job file; a run directory holds its own job")
-        run_dir = Path(target)
+        place = place_of(target)
     else:
         job = absolute_paths(load(target, overrides))
-        run_dir = Path(job.storage) / job.name
-    vault = Vault(run_dir)
+        place = vault_root(job, Path(job.storage) / job.name)
+    vault = Vault(place)
     checkpoint = vault.latest_intact() if step is None else vault.at(step)
     if checkpoint is None:
-        raise UsageError(f"{run_dir}: holds no intact checkpoint; train first, or give another run directory")
+        raise UsageError(f"{place}: holds no intact checkpoint; train first, or give another run directory")
     if job is None:
         try:
             stored = checkpoint.meta["job"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from planaria.config import JobConfig
+from planaria.config import JobConfig, vault_root
 from planaria.control import policy
 from planaria.control.causes import FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
@@ -85,9 +85,18 @@ class Controller:
         # One store for all generations, hosted by no rank, so that no rank's death can take it down.
         self.store = host_store(self.host)
         self.staff = Staff(job, self.fleet, self.record, self.events.put)
-        vault = Vault(run_dir, keep_last=job.checkpoint.keep_last, on_problem=lambda problem: None)
-        self.resume = Resume(vault, job, run_dir, self.record.event)
-        self.drains = Drains(vault, self.events.put)
+        root = vault_root(job, run_dir)
+        self.vault = Vault(
+            root,
+            keep_last=job.checkpoint.keep_last,
+            keep_every=job.checkpoint.keep_every,
+            # What is committed was written from memory by processes that still live; reading all of it back, over
+            # the network, for every checkpoint would cost more than it could find.
+            verify_before_removal=False,
+            on_problem=lambda problem: self.record.event("vault", problem),
+        )
+        self.resume = Resume(self.vault, job, root, self.record.event)
+        self.drains = Drains(self.vault, self.events.put)
         self.state = State.WAITING
         self.generations: list[Generation] = []
         self.history: list[policy.Generation] = []
@@ -118,6 +127,8 @@ class Controller:
         watch = NodeWatch(self.fleet, lambda capacity: self.events.put(NodesSeen(capacity)), self.staff.trust.suspects)
         failure: Exception | None = None
         try:
+            # From now on an earlier controller of this run that still lives, cut off somewhere, commits no more.
+            self.vault.claim(f"{self.job.name} on {self.host}")
             self._drive()
         except (JobFailed, PlanError, CheckpointError) as error:
             failure = error
@@ -455,6 +466,8 @@ class Controller:
         if event.problem is None:
             self.view.checkpoint_step = max(event.step, self.view.checkpoint_step or 0)
             self.record.event("checkpoint", f"checkpoint of step {event.step} is durable", **fields)
+        elif event.fenced:
+            raise JobFailed(event.problem)
         else:
             self.generations[event.generation - 1].problems[event.step] = event.problem
             text = f"checkpoint failed: {event.problem}"
@@ -518,7 +531,7 @@ class Controller:
 
     def _summary(self, failure: Exception | None) -> dict[str, Any]:
         with contextlib.suppress(CheckpointError):
-            durable = Vault(self.run_dir, on_problem=lambda problem: None).list("shallow")
+            durable = Vault(vault_root(self.job, self.run_dir), on_problem=lambda problem: None).list("shallow")
             self.view.checkpoint_step = next((info.step for info in durable if info.intact), None)
         return {
             "name": self.job.name,
@@ -552,6 +565,8 @@ def _memory_trouble(message: dict[str, Any]) -> str:
     match message["t"]:
         case "unreplicated":
             return f"no copy of {message['owner']}'s state on node {message['partner'][:8]}: {message['problem']}"
+        case "courier_failed":
+            return f"the state of {message['owner']} is not copied to other nodes any more: {message['problem']}"
         case "memory_short":
             return f"{message['owner']}: {message['problem']}"
         case "memory_damaged":

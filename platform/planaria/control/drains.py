@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planaria.control.events import Saved
-from planaria.state.errors import CheckpointError
+from planaria.state.errors import CheckpointError, Fenced
 from planaria.state.index import Slice
 from planaria.state.vault import Vault
 
@@ -99,6 +99,7 @@ class Drains:
         threading.Thread(target=self._finish, args=(drain, problem), name="commit", daemon=True).start()
 
     def _finish(self, drain: _Drain, problem: str | None) -> None:
+        fenced = False
         try:
             writer = self._vault.writer(drain.step, drain.token)
             if problem is None:
@@ -107,7 +108,7 @@ class Drains:
             else:
                 writer.abort()
         except CheckpointError as error:
-            problem = str(error)
+            problem, fenced = str(error), isinstance(error, Fenced)
         except Exception as error:  # whatever it is, somebody waits for the answer
             problem = f"{type(error).__name__}: {error}"
-        self._tell(Saved(drain.generation, drain.step, time.monotonic() - drain.began, problem))
+        self._tell(Saved(drain.generation, drain.step, time.monotonic() - drain.began, problem, fenced))

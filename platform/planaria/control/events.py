@@ -71,6 +71,8 @@ class Saved:
     """From the snapshot to the commit."""
     problem: str | None = None
     """Why it failed."""
+    fenced: bool = False
+    """Whether it failed since another controller has taken the run over."""
 
 
 Event = Said | Gone | Started | Ended | NodesSeen | StopAsked | Saved

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.config import JobConfig
+from planaria.config import JobConfig, vault_root
 from planaria.exchange.contents import Contents
 from planaria.exchange.counts import find_step, find_updates
 from planaria.exchange.dcp import DcpSource
@@ -53,7 +53,7 @@ def bring(
         ConfigError: the job's model cannot be built.
         CheckpointError: the checkpoint cannot be written.
     """
-    vault = Vault(Path(job.storage) / job.name, keep_last=job.checkpoint.keep_last)
+    vault = Vault(vault_root(job, Path(job.storage) / job.name), keep_last=job.checkpoint.keep_last)
     check_empty(vault)
     contents = Contents(job)
     source = open_source(folder)

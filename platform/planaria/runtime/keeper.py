@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from planaria.config import JobConfig
+from planaria.config import JobConfig, vault_root
 from planaria.memory.drain import pieces
 from planaria.memory.keeper import Keeper
 from planaria.memory.shelf import Stack
@@ -27,7 +27,7 @@ class KeeperActor:
     def __init__(self, ident: str, beacon: BeaconAddress, job: JobConfig, run_dir: str) -> None:
         # Snapshots of a run whose controller is gone serve nobody, and must not stay in the node's memory.
         self._beacon = Beacon(beacon, ident, on_cut=lambda: os._exit(1))
-        self._vault = Vault(run_dir, keep_last=job.checkpoint.keep_last)
+        self._vault = Vault(vault_root(job, run_dir))
         self._node = ray.get_runtime_context().get_node_id()
         self._keeper = Keeper(
             self._node,

@@ -15,7 +15,7 @@ import psutil
 import ray
 import torch
 
-from planaria.config import JobConfig
+from planaria.config import JobConfig, vault_root
 from planaria.engine.initial import build, first_state
 from planaria.engine.native import NativeEngine
 from planaria.memory.recall import MemorySource, MemoryState
@@ -153,7 +153,7 @@ class Worker:
         elif order.source is None:
             engine.load(first_state(spec.recipe, spec.job))
         else:
-            with Vault(spec.run_dir).at(order.source) as checkpoint:
+            with Vault(vault_root(spec.job, spec.run_dir)).at(order.source) as checkpoint:
                 engine.load(checkpoint)
 
     def _open_keeping(

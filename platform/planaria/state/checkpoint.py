@@ -26,6 +26,7 @@ class Checkpoint:
     Attributes:
         step: number of completed optimizer steps.
         meta: the job's own JSON values.
+        nbytes: size of its shard files together.
         path: folder, or its address.
         index: where every slice is.
     """
@@ -34,6 +35,7 @@ class Checkpoint:
         self.path = path
         self.step = manifest.step
         self.meta: Mapping[str, Any] = manifest.meta
+        self.nbytes = sum(manifest.files.values())
         self.index: Index = manifest.index
         self._shards = shards
         self._verified: set[tuple[str, str]] = set()

@@ -22,3 +22,14 @@ class CheckpointDamaged(CheckpointError):
 
     def __reduce__(self) -> tuple[type[CheckpointDamaged], tuple[str, str | None, str]]:
         return type(self), (self.file, self.slice, self.reason)  # survives the way back from a Ray worker
+
+
+class StorageUnavailable(CheckpointError):
+    """The place of the checkpoints as a whole cannot be used: unreachable, wrong keys, no such bucket, clock skew.
+
+    It says nothing about any checkpoint in it, so nothing is counted as damaged because of it.
+    """
+
+
+class Fenced(CheckpointError):
+    """Another process has claimed the vault since; this one may neither commit nor delete any more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from planaria.state.boxes import Box, uncovered
 
-SHARD_NAME = re.compile(r"shard-\d{5,}\.safetensors")
+SHARD_NAME = re.compile(r"shard-\d{5,}(-[A-Za-z0-9_-]+)?\.safetensors")
 
 
 class SliceError(ValueError):

@@ -4,7 +4,8 @@
 ``step-00000042.tmp-<token>``   one being written; not visible
 ``step-00000042.old-<token>``   one being replaced by the same step; counts while it is there
 ``step-00000042.gone-<token>``  one being removed; not visible
-Anything else is not ours and is left alone.
+Anything else is not ours and is left alone. In a local folder these are folders; what they are in an object store
+is told in :mod:`planaria.state.object_names`.
 """
 
 from __future__ import annotations

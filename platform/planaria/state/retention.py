@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from planaria.state.names import FolderName, newest_first
 
 
 def removable(
-    names: Iterable[FolderName], keep_last: int, token: str, intact: Callable[[FolderName], bool]
+    names: Iterable[FolderName],
+    keep_last: int,
+    token: str,
+    intact: Callable[[FolderName], bool],
+    keep_every: int | None = None,
 ) -> list[FolderName]:
     """Folders that are no longer needed, newest first.
 
     Walks from the newest checkpoint down until ``keep_last`` intact ones are found; what is older goes.
-    Damaged ones do not count, so the last intact one never goes. A replaced folder goes once the
+    Damaged ones do not count, so the last intact one never goes. Nor does one whose step is a multiple of
+    ``keep_every``, whatever its age or state. A replaced folder goes once the
     checkpoint of the same step is intact. Leftovers of other tokens than ``token`` go at once: their
     writers are of an earlier generation.
 
@@ -22,12 +28,18 @@ def removable(
     names = list(names)
     gone = [name for name in names if name.kind == "gone" or (name.kind == "tmp" and name.token != token)]
     visible = newest_first(names)
-    if len({name.step for name in visible}) == len(visible) <= keep_last:
+    steps = Counter(name.step for name in visible)
+    if len(steps) == len(visible) <= keep_last:
         return gone
     kept: set[int] = set()
+    enough = 0
     for name in visible:
-        if len(kept) >= keep_last or name.step in kept:
+        milestone = keep_every is not None and name.step % keep_every == 0
+        if name.step in kept or (enough >= keep_last and not milestone):
             gone.append(name)
+        elif enough >= keep_last and steps[name.step] == 1:
+            continue  # nothing hangs on its state
         elif intact(name):
+            enough += 1
             kept.add(name.step)
     return gone

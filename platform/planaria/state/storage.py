@@ -1,17 +1,16 @@
-"""Where checkpoints lie: the few operations that the vault needs, and the local folder that has them.
+"""Where checkpoints lie: the few operations that the vault needs, of a local folder and of an object store alike.
 
-An object store has no rename; there the manifest, written last, is what makes a checkpoint visible,
-and ``publish`` is where that difference goes.
+A local folder becomes a checkpoint by being renamed. An object store has no rename: there the shards lie at their
+final place from the start, under names that no other attempt uses, and the manifest, put last, is what makes them
+a checkpoint. :meth:`Storage.publish` is where that difference goes.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -30,35 +29,6 @@ class Blob(Protocol):
     def close(self) -> None: ...
 
 
-class Storage(Protocol):
-    """A place with flat folders of files. All errors are ``OSError``."""
-
-    def folders(self) -> dict[str, str]:
-        """Name of every folder, with an identity that changes when the name is given to another one."""
-        ...
-
-    def open_files(self, folder: str) -> FileOpener:
-        """Access to the files of ``folder``; keeps naming the same folder through renames."""
-        ...
-
-    def write(self, folder: str, name: str, chunks: Iterable[Buffer]) -> int:
-        """Write a file durably, the folder made if absent; gives its size in bytes."""
-        ...
-
-    def publish(self, temp: str, final: str, aside: str) -> None:
-        """Give ``temp`` the name ``final``, durably; a folder that has it is first renamed to ``aside``."""
-        ...
-
-    def remove(self, folder: str, via: str) -> None:
-        """Remove ``folder``, renamed to ``via`` first so that nobody sees half of it. Absent is fine."""
-        ...
-
-    def path(self, folder: str = "", name: str = "") -> str: ...
-    def free(self) -> int:
-        """Free bytes."""
-        ...
-
-
 class FileOpener(Protocol):
     """Opens the files of one folder."""
 
@@ -66,123 +36,83 @@ class FileOpener(Protocol):
     def close(self) -> None: ...
 
 
-class LocalBlob:
-    """A local file, read by position."""
+class Storage(Protocol):
+    """A place with flat folders of files.
 
-    def __init__(self, path: str, handle: BinaryIO) -> None:
-        self.path, self._handle = path, handle
-        self.size = os.fstat(handle.fileno()).st_size
+    All errors are ``OSError``, or ``StorageUnavailable`` where the place as a whole cannot be used. Safe to use
+    from several threads, and after a fork.
+    """
 
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        done = 0
-        while done < len(buffer):  # one call moves at most 2 GiB
-            count = os.preadv(self._handle.fileno(), [buffer[done:]], offset + done)
-            if count == 0:
-                break
-            done += count
-        return done
+    def folders(self, leftovers: bool = False) -> dict[str, str]:
+        """Name of every folder, with an identity that changes when the name is given to another one.
 
-    def close(self) -> None:
-        self._handle.close()
+        Args:
+            leftovers: attempts, too, for which an object store has to look harder.
+        """
+        ...
 
+    def open_files(self, folder: str) -> FileOpener:
+        """Access to the files of ``folder``; keeps naming the same folder through renames."""
+        ...
 
-class LocalFiles:
-    """Files of one local folder, held by descriptor so that a rename meanwhile mixes nothing."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-    def open(self, name: str) -> LocalBlob:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            handle = os.fdopen(fd, "rb", buffering=0)
-        except OSError:  # a folder: fdopen refuses it and leaves the descriptor open
-            os.close(fd)
-            raise
-        return LocalBlob(os.path.join(self._path, name), handle)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-class LocalStorage:
-    """Folders under one local (or shared, POSIX) directory."""
-
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-
-    def folders(self) -> dict[str, str]:
-        try:
-            with os.scandir(self.root) as entries:
-                return {item.name: str(item.inode()) for item in entries if item.is_dir(follow_symlinks=False)}
-        except FileNotFoundError:
-            return {}
-
-    def open_files(self, folder: str) -> LocalFiles:
-        return LocalFiles(self.path(folder))
+    def shard_file(self, writer_id: int, token: str) -> str:
+        """Name for the shard that ``writer_id`` writes in the attempt ``token``."""
+        ...
 
     def write(self, folder: str, name: str, chunks: Iterable[Buffer]) -> int:
-        make_folder(self.root / folder)
-        with open(self.path(folder, name), "wb", buffering=1 << 20) as out:
-            for chunk in chunks:
-                out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-            size = out.tell()
-        sync_folder(self.path(folder))
-        return size
+        """Write a file durably, the folder made if absent; gives its size in bytes."""
+        ...
 
-    def publish(self, temp: str, final: str, aside: str) -> None:
-        replaced = True
-        try:
-            os.rename(self.path(final), self.path(aside))
-        except FileNotFoundError:
-            replaced = False
-        try:
-            os.rename(self.path(temp), self.path(final))
-        except OSError:
-            if replaced:
-                os.rename(self.path(aside), self.path(final))
-            raise
-        sync_folder(self.path())
+    def publish(self, temp: str, final: str, aside: str, manifest: bytes) -> None:
+        """Make ``temp`` with this manifest visible as ``final``, durably; one that is there stays as ``aside``."""
+        ...
 
     def remove(self, folder: str, via: str) -> None:
-        try:
-            if folder != via:
-                shutil.rmtree(self.path(via), ignore_errors=True)  # left by a removal that was interrupted
-                os.rename(self.path(folder), self.path(via))
-            shutil.rmtree(self.path(via))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno == errno.ENOTEMPTY:  # a late writer added a file: the next clean-up takes it
-                return
-            raise
+        """Remove ``folder`` so that nobody sees half of it (locally: renamed to ``via`` first). Absent is fine."""
+        ...
 
-    def path(self, folder: str = "", name: str = "") -> str:
-        return os.path.join(self.root, *filter(None, (folder, name)))
+    def names(self, folder: str) -> list[str]:
+        """Names of the plain files in ``folder``; none if it is absent."""
+        ...
 
-    def free(self) -> int:
-        place = self.root
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        return shutil.disk_usage(place).free
+    def create(self, folder: str, name: str, data: bytes) -> bool:
+        """Write a small file durably unless the name is taken; says whether it was free."""
+        ...
 
+    def fetch(self, folder: str, name: str) -> bytes:
+        """Contents of a small file."""
+        ...
 
-def make_folder(path: Path) -> None:
-    """``mkdir -p``, durably."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_folder(path.parent)
+    def discard(self, folder: str, name: str) -> None:
+        """Remove a small file. Absent is fine."""
+        ...
+
+    def path(self, folder: str = "", name: str = "") -> str: ...
+    def free(self) -> int | None:
+        """Free bytes; ``None`` where that is not known."""
+        ...
 
 
-def sync_folder(path: str | Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def is_url(root: str | Path) -> bool:
+    """Whether ``root`` names an object store rather than a local folder."""
+    return isinstance(root, str) and "://" in root
+
+
+def below(root: str | Path, name: str) -> str:
+    """``root/name``, for folders and URLs."""
+    return f"{str(root).rstrip('/')}/{name}" if is_url(root) else os.path.join(root, name)
+
+
+def storage_at(root: str | Path) -> Storage:
+    """The storage of a local folder or an ``s3://bucket/prefix`` URL.
+
+    Raises:
+        ValueError: a URL of another scheme, or without a bucket.
+    """
+    if is_url(root):
+        from planaria.state.object_storage import ObjectStorage  # s3fs takes a while to import
+
+        return ObjectStorage(str(root))
+    from planaria.state.local_storage import LocalStorage
+
+    return LocalStorage(root)

@@ -14,7 +14,7 @@ import torch
 from planaria.state.boxes import Box
 from planaria.state.checksum import checksum
 from planaria.state.dtypes import code_of
-from planaria.state.errors import CheckpointError
+from planaria.state.errors import CheckpointError, StorageUnavailable
 from planaria.state.index import Index, Slice, SliceError
 from planaria.state.manifest import NAME, Manifest, ManifestError
 from planaria.state.names import FolderName
@@ -51,8 +51,15 @@ class CheckpointWriter:
     coordinator gathers their slices and calls :meth:`commit`. A failure removes the whole attempt.
     """
 
-    def __init__(self, storage: Storage, step: int, token: str, committed: Callable[[FolderName, str], None]) -> None:
-        self._storage, self._committed = storage, committed
+    def __init__(
+        self,
+        storage: Storage,
+        step: int,
+        token: str,
+        committed: Callable[[FolderName, str], None],
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._storage, self._committed, self._fence = storage, committed, fence
         self._token, self._final = token, FolderName(step)
         self._temp = str(FolderName(step, "tmp", token))
 
@@ -69,7 +76,7 @@ class CheckpointWriter:
         """
         if writer_id < 0:
             raise CheckpointError(f"writer_id {writer_id} must not be negative")
-        file = f"shard-{writer_id:05d}.safetensors"
+        file = self._storage.shard_file(writer_id, self._token)
         chosen = {piece.key: piece for piece in _checked(pieces)}
         # Largest items first, so that every tensor starts aligned to its dtype.
         ordered = sorted(chosen.values(), key=lambda piece: (-piece.data.element_size(), piece.key))
@@ -93,6 +100,9 @@ class CheckpointWriter:
             self._storage.write(self._temp, file, chunks())
         except OSError as error:
             raise self._failed(file, error, needed) from error
+        except StorageUnavailable:
+            self.abort()
+            raise
         return slices
 
     def commit(
@@ -112,6 +122,7 @@ class CheckpointWriter:
             Path of the checkpoint.
 
         Raises:
+            Fenced: another process has claimed the vault since; nothing was changed.
             CheckpointError: a tensor is not completely covered (the message lists what is missing), a
                 shard is not what its writer reported, or the disk is full or fails. The attempt is
                 removed; older checkpoints are untouched.
@@ -120,8 +131,9 @@ class CheckpointWriter:
             index = _complete(self._storage.path(self._temp), slices, expected)
             manifest = Manifest(self._final.step, meta, self._sizes(index), index).encode()
             try:
-                self._storage.write(self._temp, NAME, [manifest])
-                self._storage.publish(self._temp, str(self._final), self._aside())
+                aside = self._aside()
+                self._fence()
+                self._storage.publish(self._temp, str(self._final), aside, manifest)
             except OSError as error:
                 raise self._failed(NAME, error, len(manifest)) from error
         except ManifestError as error:
@@ -134,10 +146,11 @@ class CheckpointWriter:
         return self._storage.path(str(self._final))
 
     def abort(self) -> None:
-        """Remove the attempt. Harmless if there is none, or if it is committed."""
+        """Remove the attempt. Harmless if there is none, or if it is committed, or if another claimed the vault."""
         try:
+            self._fence()
             self._storage.remove(self._temp, via=str(FolderName(self._final.step, "gone", self._token)))
-        except OSError:
+        except (OSError, CheckpointError):
             return  # the next commit's clean-up takes it; the first error is the one to report
 
     def _sizes(self, index: Index) -> dict[str, int]:
@@ -164,9 +177,8 @@ class CheckpointWriter:
         self.abort()
         path = self._storage.path(self._temp, file)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = self._storage.free()
             return CheckpointError(
-                f"{path}: no space: {needed} bytes needed, {free} bytes free after removing this attempt; free "
+                f"{path}: no space: {needed} bytes needed, {self._free()} bytes free after removing this attempt; free "
                 f"space, lower checkpoint.keep_last or point storage elsewhere. Older checkpoints are untouched"
             )
         reason = error.strerror or os.strerror(error.errno or 0)
@@ -177,9 +189,10 @@ class CheckpointWriter:
 
     def _free(self) -> str:
         try:
-            return str(self._storage.free())
+            free = self._storage.free()
         except OSError:
-            return "unknown"
+            free = None
+        return "unknown" if free is None else str(free)
 
 
 def _checked(pieces: Iterable[Piece]) -> Iterator[Piece]:
