@@ -36,7 +36,7 @@ def test_nothing_is_done_for_a_peer_that_has_not_greeted(nodes: Nodes) -> None:
     ranks = Ranks(nodes, CASE)
     ranks.step(1)
     with socket.create_connection(_place(nodes)) as raw:
-        head = json.dumps({"op": "forget", "below": 100, "keep": None}).encode()
+        head = json.dumps({"op": "forget", "below": 100, "keep": None, "step": None}).encode()
         raw.sendall(struct.pack(">I", len(head)) + head)
         assert raw.recv(1) == b""
     assert newest_in_memory(nodes.addresses) is not None
@@ -79,7 +79,7 @@ def test_garbage_on_the_port_harms_nothing(nodes: Nodes, garbage: bytes) -> None
         {"op": "verify", "gen": 1, "owner": "w0", "replica": False, "step": 1, "entries": ["x"]},
         {"op": "buffers", "gen": 1, "owner": "nobody"},
         {"op": "replica", "gen": 1, "owner": "nobody", "step": 1, "complete": None},
-        {"op": "forget", "below": None, "keep": None},
+        {"op": "forget", "below": None, "keep": None, "step": None},
     ],
     ids=str,
 )
@@ -116,6 +116,19 @@ def test_old_generations_are_forgotten_but_the_one_to_keep(nodes: Nodes) -> None
     found = newest_in_memory(nodes.addresses)
     assert found is not None
     assert (found.generation, found.step) == (3, 7)
+
+
+def test_of_the_generation_to_keep_only_one_state_takes_memory(nodes: Nodes) -> None:
+    ranks = Ranks(nodes, CASE, 1)
+    for step in (5, 6):
+        ranks.step(step)
+    ranks.close()
+    before = sum(answer["used"] for answer in usage(nodes.addresses).values())
+    forget(nodes.addresses, below=2, keep=1, step=6)
+    after = sum(answer["used"] for answer in usage(nodes.addresses).values())
+    assert 0 < after < 0.6 * before
+    held = {(h.generation, h.step) for keeper in nodes.keepers.values() for h in keeper.shelf.holdings()[0]}
+    assert held == {(1, 6)}
 
 
 def test_a_late_word_does_not_bring_a_generation_back(nodes: Nodes) -> None:

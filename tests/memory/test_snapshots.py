@@ -210,7 +210,7 @@ def test_a_drain_goes_on_when_its_generation_is_forgotten() -> None:
         ranks.snapshots[0].drain(1, "t", 0)
         until(lambda: before, "the drain begins")
         ranks.close()
-        nodes.keepers["n0"]._forget(2, None)
+        nodes.keepers["n0"]._forget(2, None, None)
         drainer.go.set()
         until(lambda: len(before) == 2, "the drain ends")
         assert before[0] == before[1]

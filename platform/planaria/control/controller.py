@@ -242,8 +242,8 @@ class Controller:
                 ),
             )
         # What neither this generation nor a fault in its first step can need.
-        kept = source.generation if isinstance(source, MemorySource) else None
-        self._in_background(forget, list(keepers.values()), number, kept)
+        kept = (source.generation, source.step) if isinstance(source, MemorySource) else (None, None)
+        self._in_background(forget, list(keepers.values()), number, *kept)
         return generation
 
     def _newest_state(self, keepers: dict[str, KeeperAddress]) -> MemorySource | int | None:

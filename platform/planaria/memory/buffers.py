@@ -6,6 +6,7 @@ that holds or maps one is gone, however it went, the kernel takes the memory bac
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -55,6 +56,12 @@ class SharedBuffer:
     def data(self) -> memoryview:
         """The bytes behind the header."""
         return memoryview(self.map)[HEADER_BYTES:]
+
+    def release(self) -> None:
+        """Give the memory of the data back; the header stays, and the data reads as zeros from now on."""
+        with contextlib.suppress(OSError):  # not every file system can
+            self.map.madvise(mmap.MADV_REMOVE, HEADER_BYTES, self.nbytes - HEADER_BYTES)
+            self.nbytes = HEADER_BYTES
 
     def close(self) -> None:
         """Give it up here; the memory is free once nobody maps it."""

@@ -45,9 +45,9 @@ def announce_ring(keepers: Sequence[KeeperAddress]) -> None:
     at_once(keepers, lambda link: link.call({"op": "ring", **ring}))
 
 
-def forget(keepers: Sequence[KeeperAddress], below: int, keep: int | None = None) -> None:
-    """Have everything of generations before ``below`` dropped, but of ``keep``."""
-    at_once(keepers, lambda link: link.call({"op": "forget", "below": below, "keep": keep}))
+def forget(keepers: Sequence[KeeperAddress], below: int, keep: int | None = None, step: int | None = None) -> None:
+    """Have everything of generations before ``below`` dropped, but of ``keep`` the state of ``step`` (or all)."""
+    at_once(keepers, lambda link: link.call({"op": "forget", "below": below, "keep": keep, "step": step}))
 
 
 def usage(keepers: Sequence[KeeperAddress]) -> Mapping[str, dict[str, int]]:

@@ -71,7 +71,7 @@ class Keeper:
                 channel.cut()
             for courier in self._couriers.values():
                 courier.ring_changed()
-        self._forget(1 << 62, None)
+        self._forget(1 << 62, None, None)
         self.shelf.close()
 
     # -- connections -------------------------------------------------------------------------------
@@ -268,20 +268,20 @@ class Keeper:
         return {}
 
     def op_forget(self, channel: Channel, message: Message) -> Message:
-        """Drop what generations before ``below`` left, but of ``keep``."""
-        self._forget(message["below"], message["keep"])
+        """Drop what generations before ``below`` left, but of ``keep`` the state of ``step``."""
+        self._forget(message["below"], message["keep"], message["step"])
         return {}
 
     def op_stat(self, channel: Channel, message: Message) -> Message:
         """Bytes in use and free."""
         return {"used": self.shelf.nbytes, "free": free_bytes(self._folder)}
 
-    def _forget(self, below: int, keep: int | None) -> None:
+    def _forget(self, below: int, keep: int | None, step: int | None) -> None:
         with self._lock:
             for key in [key for key in self._couriers if key[0] < below]:
                 self._couriers.pop(key).stop()
             self._verified = {key for key in self._verified if key[0] >= below or key[0] == keep}
-        self.shelf.forget(below, keep)
+        self.shelf.forget(below, keep, step)
 
 
 def _unpin(stack: Stack | None) -> None:

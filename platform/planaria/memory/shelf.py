@@ -92,6 +92,14 @@ class Stack:
                     node, self.owner, self.replica, seal.generation, seal.step, self.table.digest, buffer.path
                 )
 
+    def narrow(self, step: int) -> None:
+        """Give back the memory of all snapshots but that of ``step``; the generation is over."""
+        for at, buffer in enumerate(self.buffers):
+            pinned = self.page is not None and self.page.pinned == at
+            if not pinned and read_seal(buffer.map) != Seal(self.generation, step):
+                break_seal(buffer.map)
+                buffer.release()
+
     def close(self) -> None:
         """Give the memory back."""
         self.closed = True
@@ -206,14 +214,17 @@ class Shelf:
             found = [holding for stack in stacks for holding in stack.holdings(self._node)]
         return found, {stack.table.digest: stack.table for stack in stacks}
 
-    def forget(self, below: int, keep: int | None = None) -> None:
-        """Drop everything of generations before ``below``, but of ``keep``."""
+    def forget(self, below: int, keep: int | None = None, step: int | None = None) -> None:
+        """Drop everything of generations before ``below``, but of ``keep`` the state of ``step`` (or all)."""
         with self._lock:
             self._oldest = max(self._oldest, below)
             old = [key for key, s in self._stacks.items() if s.generation < below and s.generation != keep]
             stacks = [self._stacks.pop(key) for key in old]
+            kept = [] if step is None else [s for s in self._stacks.values() if s.generation == keep]
         for stack in stacks:  # not under the lock: it takes a while to free many gigabytes
             stack.close()
+        for stack in kept:
+            stack.narrow(step)  # type: ignore[arg-type]
 
     def drop(self, stack: Stack, buffer: int) -> None:
         """Forget a snapshot that turned out damaged."""
@@ -227,8 +238,9 @@ class Shelf:
 
     def _bytes(self, below: int | None = None) -> int:
         return sum(
-            len(stack.buffers) * stack.size
+            buffer.nbytes
             for stack in self._stacks.values()
+            for buffer in stack.buffers
             if below is None or stack.generation < below
         )
 

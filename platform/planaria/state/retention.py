@@ -14,19 +14,25 @@ def removable(
     token: str,
     intact: Callable[[FolderName], bool],
     keep_every: int | None = None,
+    upto: int | None = None,
 ) -> list[FolderName]:
     """Folders that are no longer needed, newest first.
 
     Walks from the newest checkpoint down until ``keep_last`` intact ones are found; what is older goes.
     Damaged ones do not count, so the last intact one never goes. Nor does one whose step is a multiple of
     ``keep_every``, whatever its age or state. A replaced folder goes once the
-    checkpoint of the same step is intact. Leftovers of other tokens than ``token`` go at once: their
-    writers are of an earlier generation.
+    checkpoint of the same step is intact. Leftovers of other tokens than ``token`` go if their step is at most
+    ``upto`` (the step that was committed; ``None``: whatever it is): one of a later step may be the attempt of a
+    newer generation, which is being written while the last one of an older generation is committed.
 
     ``intact`` may be expensive: it is asked only where the answer can remove something.
     """
     names = list(names)
-    gone = [name for name in names if name.kind == "gone" or (name.kind == "tmp" and name.token != token)]
+    gone = [
+        name
+        for name in names
+        if name.kind == "gone" or (name.kind == "tmp" and name.token != token and (upto is None or name.step <= upto))
+    ]
     visible = newest_first(names)
     steps = Counter(name.step for name in visible)
     if len(steps) == len(visible) <= keep_last:

@@ -196,7 +196,7 @@ class Vault:
             self._verified = {(name, ino) for name, ino in self._verified if name != str(final)}
             names = [name for name in map(FolderName.parse, folders) if name]
             sound = lambda name: self._sound(name, folders[str(name)])  # noqa: E731
-            for name in removable(names, self._keep_last, token, sound, self._keep_every):
+            for name in removable(names, self._keep_last, token, sound, self._keep_every, upto=final.step):
                 self._fence()
                 via = name if name.kind in ("tmp", "gone") else FolderName(name.step, "gone", token)
                 self._storage.remove(str(name), via=str(via))

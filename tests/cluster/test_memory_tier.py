@@ -1,0 +1,85 @@
+"""State in the memory of nodes: what two deaths at once, too little memory and a long run do to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.runs import Run, expected_ids, job, node_of_worker, train_with
+
+from planaria.runtime.local_cluster import LocalCluster
+from planaria.trainer import ElasticTrainer, TrainingFailed
+
+
+def test_both_holders_of_a_slice_lost_at_once_cost_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+    """Each node's slices lie on it and on the next one; with two of three nodes gone, some lie nowhere."""
+    train = {"steps": 40, "global_batch": 12, "micro_batch": 4}
+    with LocalCluster(3) as cluster:
+        quiet = job(tmp_path / "quiet", train=train)
+        train_with(quiet, {})
+        faulty = job(tmp_path / "faulty", train=train, checkpoint={"every": 10})
+
+        def kill_two() -> None:
+            run = Run(tmp_path / "faulty")
+            nodes = [node_of_worker(cluster, run, member) for member in run.of("generation")[-1]["workers"][:2]]
+            for node in nodes:
+                cluster.kill_node(node)
+
+        train_with(faulty, {26: kill_two})
+    broken, undisturbed = Run(tmp_path / "faulty"), Run(tmp_path / "quiet")
+    sources = [(event["source"], event["step"]) for event in broken.of("generation")]
+    # The two deaths may be heard of one after the other; nothing newer than the checkpoint can come back.
+    assert sources[0] == ("start", 0)
+    assert sources[-1] == ("checkpoint", 20)
+    assert broken.of("rollback")
+    assert broken.ids() == expected_ids(faulty, 500)
+    for step, loss in undisturbed.losses().items():
+        assert broken.losses()[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """A memory file system of 256 KiB."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_too_little_shared_memory_is_told_with_both_sizes_before_training_starts(
+    tmp_path: Path, small_memory: Path
+) -> None:
+    config = job(tmp_path, elastic={"max_workers": 2}, memory={"folder": str(small_memory)})
+    with LocalCluster(2), pytest.raises(TrainingFailed, match=r"[\d,]+ bytes are needed .* 262,144 are free.*--shm"):
+        ElasticTrainer(config).fit()
+    assert not Run(tmp_path).metrics
+
+
+def test_memory_stays_constant_and_is_given_back(tmp_path: Path) -> None:
+    used: dict[str, set[int]] = {}
+
+    def watch(status: dict[str, Any]) -> None:
+        if status["step"] > 100:
+            for node, count in status["memory"].items():
+                used.setdefault(node, set()).add(count)
+
+    before = os.statvfs("/dev/shm").f_bfree
+    config = job(
+        tmp_path,
+        train={"steps": 500, "global_batch": 4, "micro_batch": 2},
+        elastic={"max_workers": 2},
+        checkpoint={"every": 50},
+    )
+    with LocalCluster(2):
+        ElasticTrainer(config, watch=watch).fit()
+    assert len(used) == 2
+    assert all(len(counts) == 1 for counts in used.values()), used
+    assert os.statvfs("/dev/shm").f_bfree >= before - 256  # a megabyte, for what others do
+    assert not Run(tmp_path).of("unreplicated")
