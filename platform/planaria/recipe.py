@@ -143,6 +143,23 @@ class StateReader(Protocol):
 
 
 @runtime_checkable
+class DirectReader(StateReader, Protocol):
+    """A reader that can spare the copy of what it reads."""
+
+    def read_into(self, tensor: str, box: Box, out: torch.Tensor) -> None:
+        """Like :meth:`read`, into ``out``, whatever its dtype and device; undefined after an error."""
+        ...
+
+
+def read_into(state: StateReader, tensor: str, box: Box, out: torch.Tensor) -> None:
+    """Fill ``out`` with a part of ``state``, directly where the reader can."""
+    if isinstance(state, DirectReader):
+        state.read_into(tensor, box, out)
+    else:
+        out.copy_(state.read(tensor, box))
+
+
+@runtime_checkable
 class PretrainedRecipe(Protocol):
     """A recipe that may start from weights on disk. Every worker must be able to read them."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.state.boxes import Box, BoxError, shard_rows, split_dim, uncovered
+from planaria.state.boxes import Box, BoxError, flat_range_boxes, flat_start, shard_rows, split_dim, uncovered
 
 
 def indices(box: Box) -> set[tuple[int, ...]]:
@@ -71,6 +71,28 @@ def test_even_split_and_nested_shards_tile_the_tensor(shape, count, data):
     assert sum(piece.numel for piece in pieces) == Box.whole(shape).numel
 
 
+@given(st.lists(st.integers(0, 5), max_size=4), st.data())
+def test_a_flat_range_is_few_boxes_in_order(shape, data):
+    every = list(itertools.product(*map(range, shape)))
+    start = data.draw(st.integers(0, len(every)))
+    stop = data.draw(st.integers(start, len(every)))
+    boxes = flat_range_boxes(shape, start, stop)
+    assert len(boxes) <= max(1, 2 * len(shape) - 1)
+    runs = [list(itertools.product(*map(range, box.offset, box.stop))) for box in boxes]
+    assert [index for run in runs for index in run] == every[start:stop]  # disjoint, and in the order of the range
+    for box, run in zip(boxes, runs, strict=True):
+        assert every.index(run[0]) == flat_start(shape, box)
+
+
+@given(st.lists(st.integers(1, 5), max_size=3), st.integers(1, 7))
+def test_zero_partitions_tile_the_tensor(shape, ranks):
+    numel = Box.whole(shape).numel
+    size = -(-numel // ranks)
+    edges = [min(rank * size, numel) for rank in range(ranks + 1)]
+    boxes = [box for start, stop in itertools.pairwise(edges) for box in flat_range_boxes(shape, start, stop)]
+    assert not uncovered(Box.whole(shape), boxes) and sum(box.numel for box in boxes) == numel
+
+
 def test_scalars_are_boxes_too():
     scalar = Box.whole(())
     assert scalar.numel == 1 and not scalar.empty and scalar.stop == ()
@@ -86,6 +108,9 @@ def test_impossible_boxes_are_refused():
         lambda: split_dim((4,), 1, 0, 2),
         lambda: split_dim((), 0, 0, 1),
         lambda: split_dim((4,), 0, 2, 2),
+        lambda: flat_range_boxes((2, 3), 0, 7),
+        lambda: flat_range_boxes((2, 3), -1, 2),
+        lambda: flat_range_boxes((), 1, 0),
         lambda: shard_rows((), 0, 2),
         lambda: shard_rows((4,), 0, 0),
         lambda: Box((0,), (3,)).relative_to(Box((1,), (3,))),

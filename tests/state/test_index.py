@@ -16,7 +16,7 @@ FILE = "shard-00000.safetensors"
 
 
 def piece(box: Box, shape: tuple[int, ...], file: str = FILE, tensor: str = "w") -> Slice:
-    return Slice(tensor, shape, "F32", box, file, f"{tensor}{box}", "0" * 32, 4 * box.numel)
+    return Slice(tensor, shape, "F32", box, file, f"{tensor}{box}", bytes(16), 4 * box.numel)
 
 
 grids = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))

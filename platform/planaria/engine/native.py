@@ -16,7 +16,7 @@ from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied
 from planaria.engine.optimizer import ShardedOptimizer
 from planaria.engine.sharded import fsdp_modules, shard_model
 from planaria.layout import AXES, Layout, LayoutError
-from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader
+from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader, read_into
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.writer import Piece
@@ -102,7 +102,7 @@ class NativeEngine:
         """Take parameters, and optimizer state if there is any, from ``state``, whatever layout wrote it."""
         with torch.no_grad():
             for shard in self.shards:
-                shard.local().copy_(state.read(f"model/{shard.name}", shard.box))
+                read_into(state, f"model/{shard.name}", shard.box, shard.local())
         if state.step > 0:
             updates = int(state.read(UPDATES, Box.whole(())))
             self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), updates)

@@ -154,6 +154,47 @@ def split_dim(global_shape: Sequence[int], dim: int, index: int, count: int) -> 
     return Box(tuple(offset), tuple(shape))
 
 
+def flat_range_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
+    """The elements ``start <= i < stop`` of the flattened tensor, as disjoint boxes in that order.
+
+    A ZeRO partition is such a range. Each box is one run of the range, which :func:`flat_start` places; there are at
+    most 2N - 1 of them in N dims (one for a scalar): towards either end of the range one box per dim, and one between.
+
+    Raises:
+        BoxError: the range exceeds the tensor.
+    """
+    if not 0 <= start <= stop <= math.prod(shape):
+        raise BoxError(f"elements {start}:{stop} exceed a tensor of shape {tuple(shape)}")
+    if start == stop:
+        return []
+    if not shape:
+        return [Box((), ())]
+    size = math.prod(shape[1:])
+    first, low = divmod(start, size)
+    last, high = divmod(stop, size)
+
+    def inside(row: int, begin: int, end: int) -> list[Box]:
+        return [Box((row, *box.offset), (1, *box.shape)) for box in flat_range_boxes(shape[1:], begin, end)]
+
+    if first == last:
+        return inside(first, low, high)
+    boxes: list[Box] = []
+    if low:
+        boxes += inside(first, low, size)
+        first += 1
+    if first < last:
+        boxes.append(Box((first,) + (0,) * (len(shape) - 1), (last - first, *shape[1:])))
+    return boxes + inside(last, 0, high)
+
+
+def flat_start(shape: Sequence[int], box: Box) -> int:
+    """Where the first element of ``box`` lies in the flattened tensor of ``shape``."""
+    at = 0
+    for index, size in zip(box.offset, shape, strict=True):
+        at = at * size + index
+    return at
+
+
 def uncovered(target: Box, pieces: Iterable[Box]) -> list[Box]:
     """The exact part of ``target`` that no piece fills, as disjoint boxes; empty when it is covered."""
     rest = [] if target.empty else [target]

@@ -8,20 +8,21 @@ from typing import Any
 
 import torch
 
+from planaria.state.blocks import SliceBytes
 from planaria.state.boxes import Box
-from planaria.state.checksum import checksum
 from planaria.state.dtypes import dtype_of
 from planaria.state.errors import CheckpointDamaged, CheckpointError
+from planaria.state.fetch import fetch
 from planaria.state.index import Index, Slice, SliceError
 from planaria.state.manifest import NAME, Manifest, ManifestError
-from planaria.state.shard import Shard, bytes_of
+from planaria.state.shard import Shard
 from planaria.state.storage import Blob, FileOpener, Storage
 
 
 class Checkpoint:
     """An open checkpoint. Its files stay open, so that removing it meanwhile does not disturb a reader.
 
-    Thread-safe: reads are by position, and the only shared state is the set of verified slices.
+    Thread-safe: reads are by position, and the only shared state is which blocks are verified.
 
     Attributes:
         step: number of completed optimizer steps.
@@ -38,7 +39,9 @@ class Checkpoint:
         self.nbytes = sum(manifest.files.values())
         self.index: Index = manifest.index
         self._shards = shards
-        self._verified: set[tuple[str, str]] = set()
+        self._bytes = {
+            (item.file, item.key): SliceBytes(shards[item.file], item, manifest.block) for item in manifest.index
+        }
 
     @classmethod
     def open(cls, storage: Storage, folder: str) -> Checkpoint:
@@ -102,35 +105,45 @@ class Checkpoint:
     def read(self, tensor: str, box: Box | None = None) -> torch.Tensor:
         """A fresh CPU tensor with the elements of ``box`` (default: all), from whatever slices hold them.
 
-        Every slice is verified the first time it is touched, for which it is read as a whole; later
-        reads fetch only the rows they need.
+        Every block is verified the first time it is touched; where the box ends inside of one, the rest of it is
+        read for that.
 
         Raises:
-            CheckpointDamaged: a slice is not what was written.
+            CheckpointDamaged: a block is not what was written.
             CheckpointError: no such tensor, or ``box`` exceeds it.
         """
         box = box if box is not None else Box.whole(self.global_shape(tensor))
-        dtype = self.dtype(tensor)
-        try:
-            parts = self.index.lookup(tensor, box)
-        except (SliceError, ValueError) as error:
-            raise CheckpointError(f"{self.path}: {error}") from None
-        if len(parts) == 1 and parts[0][0].box == box:
-            return self._part(parts[0][0], box)
-        result = torch.empty(box.shape, dtype=dtype)
-        for item, common in parts:
-            result[common.relative_to(box)] = self._part(item, common)
-        return result
+        parts = self._lookup(tensor, box)
+        out = torch.empty(box.shape, dtype=self.dtype(tensor))
+        self._fetch(parts, box, out)
+        return out
+
+    def read_into(self, tensor: str, box: Box, out: torch.Tensor) -> None:
+        """Like :meth:`read`, into ``out``: a tensor of shape ``box.shape``, converted to its dtype and device.
+
+        Into contiguous CPU memory of the stored dtype, bytes go without any copy on the way. After an error the
+        contents of ``out`` are undefined.
+
+        Raises:
+            CheckpointError: besides, ``out`` has another shape.
+        """
+        parts = self._lookup(tensor, box)
+        if tuple(out.shape) != box.shape:
+            raise CheckpointError(f"{self.path}: {tensor}{box} does not fit a tensor of shape {tuple(out.shape)}")
+        with torch.no_grad():
+            if out.device.type == "cpu":
+                self._fetch(parts, box, out)
+            else:  # one large transfer instead of many small ones
+                out.copy_(self.read(tensor, box))
 
     def verify(self) -> list[str]:
-        """Check every slice that has not been yet; one line per damaged one, naming file and slice."""
+        """Check every block that has not been yet; one line per damaged slice, naming file, slice and bytes."""
         problems: list[str] = []
-        for item in self.index:
-            if (item.file, item.key) not in self._verified:
-                try:
-                    self._whole(item)
-                except CheckpointDamaged as error:
-                    problems.append(str(error))
+        for source in self._bytes.values():
+            try:
+                source.verify()
+            except CheckpointDamaged as error:
+                problems.append(str(error))
         return problems
 
     def close(self) -> None:
@@ -154,23 +167,16 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: holds no tensor {tensor!r}")
         return self.index.tensors[tensor]
 
-    def _part(self, item: Slice, box: Box) -> torch.Tensor:
-        """The elements of ``box``, which lies in ``item``."""
-        at = box.relative_to(item.box)
-        if (item.file, item.key) not in self._verified:
-            return self._whole(item)[at]
-        if not at:
-            return self._shards[item.file].read(item)
-        rows = self._shards[item.file].read(item, at[0].start, box.shape[0])
-        return rows[(slice(None), *at[1:])]
+    def _lookup(self, tensor: str, box: Box) -> list[tuple[Slice, Box]]:
+        self._slices(tensor)
+        try:
+            return self.index.lookup(tensor, box)
+        except (SliceError, ValueError) as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
 
-    def _whole(self, item: Slice) -> torch.Tensor:
-        shard = self._shards[item.file]
-        tensor = shard.read(item)
-        if checksum(bytes_of(tensor)) != item.checksum:
-            raise CheckpointDamaged(shard.blob.path, str(item), "its bytes do not match their checksum")
-        self._verified.add((item.file, item.key))
-        return tensor
+    def _fetch(self, parts: list[tuple[Slice, Box]], box: Box, out: torch.Tensor) -> None:
+        for item, common in parts:
+            fetch(self._bytes[item.file, item.key], common, out[common.relative_to(box)])
 
 
 def _open_shard(files: FileOpener, name: str, path: str) -> Shard:

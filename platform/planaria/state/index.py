@@ -27,7 +27,7 @@ class Slice:
         box: the part of the global tensor that is stored.
         file: name of the shard file, without a folder.
         key: name of the piece inside that file.
-        checksum: XXH3-128 of the piece's bytes, in hex.
+        checksums: digests of the piece's blocks, one after the other (see :mod:`planaria.state.checksum`).
         nbytes: size of the piece.
     """
 
@@ -37,7 +37,7 @@ class Slice:
     box: Box
     file: str
     key: str
-    checksum: str
+    checksums: bytes
     nbytes: int
 
     def to_json(self) -> dict[str, Any]:
@@ -161,11 +161,12 @@ def _stored(item: Slice) -> dict[str, Any]:
         "size": list(item.box.shape),
         "file": item.file,
         "key": item.key,
-        "checksum": item.checksum,
+        "checksums": item.checksums.hex(),
         "nbytes": item.nbytes,
     }
 
 
 def _slice(tensor: str, global_shape: tuple[int, ...], dtype: str, stored: Mapping[str, Any]) -> Slice:
     box = Box(tuple(stored["offset"]), tuple(stored["size"]))
-    return Slice(tensor, global_shape, dtype, box, stored["file"], stored["key"], stored["checksum"], stored["nbytes"])
+    checksums = bytes.fromhex(stored["checksums"])
+    return Slice(tensor, global_shape, dtype, box, stored["file"], stored["key"], checksums, stored["nbytes"])

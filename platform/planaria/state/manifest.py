@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planaria.state.checksum import DIGEST_BYTES, checksum
+from planaria.state.checksum import BLOCK, DIGEST_BYTES, block_count, checksum
 from planaria.state.index import Index
 
-FORMAT = 2
+FORMAT = 3
 NAME = "manifest.json"
 
 
@@ -31,22 +31,26 @@ class Manifest:
         meta: the job's own JSON values (schedule, data position, config digest, layout).
         files: size in bytes of every shard file.
         index: where every slice is.
+        block: bytes of a slice under one digest.
     """
 
     step: int
     meta: Mapping[str, Any]
     files: Mapping[str, int]
     index: Index
+    block: int = BLOCK
 
     def encode(self) -> bytes:
         """As the bytes of ``manifest.json``.
 
         Raises:
-            ManifestError: ``meta`` is not JSON (NaN and infinity included).
+            ManifestError: ``meta`` is not JSON (NaN and infinity included), or a slice lacks digests.
         """
+        self._check_blocks()
         content = {
             "format": FORMAT,
             "step": self.step,
+            "block": self.block,
             "meta": dict(self.meta),
             "files": dict(sorted(self.files.items())),
             "tensors": self.index.to_json(),
@@ -78,11 +82,24 @@ class Manifest:
             content = json.loads(body)
             if content["format"] != FORMAT:
                 raise ManifestError(f"format {content['format']}; this version reads format {FORMAT}")
-            return cls(content["step"], content["meta"], content["files"], Index.from_json(content["tensors"]))
+            index = Index.from_json(content["tensors"])
+            manifest = cls(content["step"], content["meta"], content["files"], index, content["block"])
+            manifest._check_blocks()
+            return manifest
         except ManifestError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ManifestError(f"not readable: {error!r}") from None
+
+    def _check_blocks(self) -> None:
+        if self.block < 1:
+            raise ManifestError(f"blocks of {self.block} bytes")
+        for item in self.index:
+            if len(item.checksums) != DIGEST_BYTES * block_count(item.nbytes, self.block):
+                raise ManifestError(
+                    f"slice {item} of {item.nbytes} bytes has {len(item.checksums)} bytes of digests, "
+                    f"which are not those of its blocks of {self.block} bytes"
+                )
 
 
 _PREFIX, _MIDDLE, _SUFFIX = b'{"checksum":"', b'",\n"content":', b"}\n"

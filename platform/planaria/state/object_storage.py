@@ -28,6 +28,9 @@ LEAD_BYTES = 32 << 10
 class ObjectBlob:
     """An object, read by ranges."""
 
+    chunk = 1 << 24
+    """Large: every request has a latency, beside which a second way through memory is nothing."""
+
     def __init__(self, client: S3Client, stored: Stored) -> None:
         self.path, self.size = f"s3://{client.bucket}/{stored.key}", stored.size
         self._client, self._key = client, stored.key

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 
-from planaria.state.dtypes import dtype_of
 from planaria.state.errors import CheckpointDamaged
 from planaria.state.index import Slice
 from planaria.state.storage import Blob
@@ -34,7 +33,9 @@ class Entry:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy; writing to them writes to the tensor."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    # Tensors of one element or none count as contiguous whatever their strides, at which a view takes offence.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data
 
 
 def encode_header(items: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
@@ -72,17 +73,6 @@ class Shard:
                     str(item),
                     f"the file holds {entry.dtype} {entry.shape}, the manifest says {item.dtype} {item.box.shape}",
                 )
-
-    def read(self, item: Slice, first_row: int = 0, rows: int | None = None) -> torch.Tensor:
-        """The whole slice, or ``rows`` of its rows."""
-        entry = self.entries[item.key]
-        shape, start = entry.shape, entry.start
-        if rows is not None:
-            row_bytes = (entry.stop - start) // shape[0]
-            shape, start = (rows, *shape[1:]), start + first_row * row_bytes
-        tensor = torch.empty(shape, dtype=dtype_of(entry.dtype))
-        self.read_bytes(bytes_of(tensor), start, str(item))
-        return tensor
 
     def read_bytes(self, buffer: memoryview, start: int, what: str | None) -> None:
         """Fill ``buffer`` from byte ``start`` of the file."""

@@ -16,7 +16,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Blob(Protocol):
-    """An open file. Safe to read from several threads."""
+    """An open file. Safe to read from several threads.
+
+    Attributes:
+        chunk: bytes to ask for at a time, where more are wanted.
+    """
+
+    chunk: int
 
     @property
     def path(self) -> str: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from planaria.state.boxes import Box
-from planaria.state.checksum import checksum
+from planaria.state.checksum import BLOCK, DIGEST_BYTES, block_count, digest
 from planaria.state.dtypes import code_of
 from planaria.state.errors import CheckpointError, StorageUnavailable
 from planaria.state.index import Index, Slice, SliceError
@@ -31,12 +31,15 @@ class Piece:
         global_shape: shape of the whole tensor.
         box: the part that ``data`` fills.
         data: CPU tensor of shape ``box.shape``; must not change until it is written.
+        checksums: digests of the blocks of ``data``, as :func:`planaria.state.checksum.block_digests` gives them, if
+            they are known already; else they are made while it is written.
     """
 
     tensor: str
     global_shape: tuple[int, ...]
     box: Box
     data: torch.Tensor
+    checksums: bytes | None = None
 
     @property
     def key(self) -> str:
@@ -58,8 +61,10 @@ class CheckpointWriter:
         token: str,
         committed: Callable[[FolderName, str], None],
         fence: Callable[[], None] = lambda: None,
+        block: int = BLOCK,
     ) -> None:
         self._storage, self._committed, self._fence = storage, committed, fence
+        self._block = block
         self._token, self._final = token, FolderName(step)
         self._temp = str(FolderName(step, "tmp", token))
 
@@ -77,7 +82,7 @@ class CheckpointWriter:
         if writer_id < 0:
             raise CheckpointError(f"writer_id {writer_id} must not be negative")
         file = self._storage.shard_file(writer_id, self._token)
-        chosen = {piece.key: piece for piece in _checked(pieces)}
+        chosen = {piece.key: piece for piece in _checked(pieces, self._block)}
         # Largest items first, so that every tensor starts aligned to its dtype.
         ordered = sorted(chosen.values(), key=lambda piece: (-piece.data.element_size(), piece.key))
         if not ordered:
@@ -88,12 +93,11 @@ class CheckpointWriter:
         def chunks() -> Iterator[bytes | memoryview]:
             yield head
             for piece in ordered:
-                data = bytes_of(piece.data.contiguous())
-                code, digest = code_of(piece.data.dtype), checksum(data)
+                digests = yield from self._blocks(piece)
+                code, nbytes = code_of(piece.data.dtype), piece.data.nbytes
                 slices.append(
-                    Slice(piece.tensor, piece.global_shape, code, piece.box, file, piece.key, digest, len(data))
+                    Slice(piece.tensor, piece.global_shape, code, piece.box, file, piece.key, digests, nbytes)
                 )
-                yield data
 
         needed = len(head) + sum(piece.data.nbytes for piece in ordered)
         try:
@@ -129,7 +133,7 @@ class CheckpointWriter:
         """
         try:
             index = _complete(self._storage.path(self._temp), slices, expected)
-            manifest = Manifest(self._final.step, meta, self._sizes(index), index).encode()
+            manifest = Manifest(self._final.step, meta, self._sizes(index), index, self._block).encode()
             try:
                 aside = self._aside()
                 self._fence()
@@ -152,6 +156,19 @@ class CheckpointWriter:
             self._storage.remove(self._temp, via=str(FolderName(self._final.step, "gone", self._token)))
         except (OSError, CheckpointError):
             return  # the next commit's clean-up takes it; the first error is the one to report
+
+    def _blocks(self, piece: Piece) -> Generator[memoryview, None, bytes]:
+        """The bytes of a piece, in blocks; returns their digests."""
+        data = bytes_of(piece.data.contiguous())
+        if piece.checksums is not None:
+            yield data
+            return piece.checksums
+        digests: list[bytes] = []
+        for start in range(0, len(data), self._block):
+            block = data[start : start + self._block]
+            digests.append(digest(block))
+            yield block  # written while the cache still holds it
+        return b"".join(digests)
 
     def _sizes(self, index: Index) -> dict[str, int]:
         """Sizes of the shard files, each compared with what its writer reported."""
@@ -195,7 +212,7 @@ class CheckpointWriter:
         return "unknown" if free is None else str(free)
 
 
-def _checked(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _checked(pieces: Iterable[Piece], block: int) -> Iterator[Piece]:
     seen: set[str] = set()
     for piece in pieces:
         whole = Box.whole(piece.global_shape)
@@ -205,6 +222,12 @@ def _checked(pieces: Iterable[Piece]) -> Iterator[Piece]:
             raise CheckpointError(f"{piece.tensor}{piece.box}: data has the shape {tuple(piece.data.shape)}")
         if piece.data.device.type != "cpu":
             raise CheckpointError(f"{piece.tensor}{piece.box}: data is on {piece.data.device}; copy it to the CPU")
+        blocks = block_count(piece.data.nbytes, block)
+        if piece.checksums is not None and len(piece.checksums) != DIGEST_BYTES * blocks:
+            raise CheckpointError(
+                f"{piece.tensor}{piece.box}: {len(piece.checksums)} bytes of digests given, its {blocks} blocks of "
+                f"{block} bytes have {DIGEST_BYTES} each"
+            )
         if piece.key in seen or piece.key in ("", "__metadata__"):
             raise CheckpointError(f"{piece.tensor}{piece.box}: given twice, or a name that a shard cannot hold")
         seen.add(piece.key)
