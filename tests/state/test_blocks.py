@@ -17,8 +17,8 @@ from planaria.state.checkpoint import Checkpoint
 from planaria.state.checksum import BLOCK, block_digests
 from planaria.state.dtypes import TORCH, dtype_of
 from planaria.state.errors import CheckpointDamaged, CheckpointError
+from planaria.state.local_storage import LocalBlob, LocalStorage
 from planaria.state.shard import bytes_of
-from planaria.state.storage import LocalBlob, LocalStorage
 from planaria.state.writer import CheckpointWriter, Piece
 
 
@@ -41,7 +41,7 @@ def part(tensor, box):
 def save(root, shards, block, known=False):
     """One checkpoint of the tensor ``w``: a (tensor, boxes) per writing rank; gives its storage and path."""
     storage = LocalStorage(root)
-    writer = CheckpointWriter(storage, 1, "t", lambda *_: None, block)
+    writer = CheckpointWriter(storage, 1, "t", lambda *_: None, block=block)
     slices = []
     for rank, (tensor, boxes) in enumerate(shards):
         pieces = [Piece("w", tuple(tensor.shape), box, part(tensor, box)) for box in boxes]
@@ -225,9 +225,9 @@ def test_digests_made_elsewhere_are_taken_as_they_are(tmp_path):
 def test_slices_of_other_blocks_are_not_committed(tmp_path):
     storage = LocalStorage(tmp_path)
     piece = Piece("w", (100,), Box.whole((100,)), torch.zeros(100, dtype=torch.uint8))
-    slices = CheckpointWriter(storage, 1, "t", lambda *_: None, 10).write_shard(0, [piece])
+    slices = CheckpointWriter(storage, 1, "t", lambda *_: None, block=10).write_shard(0, [piece])
     with pytest.raises(CheckpointError, match=r"w\[0:100\] of 100 bytes has 160 bytes of digests"):
-        CheckpointWriter(storage, 1, "t", lambda *_: None, 20).commit(slices, {})
+        CheckpointWriter(storage, 1, "t", lambda *_: None, block=20).commit(slices, {})
 
 
 @settings(max_examples=30)

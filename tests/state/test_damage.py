@@ -8,29 +8,23 @@ import threading
 
 import pytest
 import torch
+from tests.state.conftest import chosen
+from tests.state.saved import DATA_BYTES, SHAPE, Bucket, Folder, save, state, write
 
-from planaria.state.boxes import Box, shard_rows
+from planaria.state.boxes import Box
 from planaria.state.errors import CheckpointDamaged, CheckpointError
 from planaria.state.local_storage import LocalStorage
 from planaria.state.vault import Vault
 from planaria.state.writer import Piece
 
-SHAPE = (6, 4)
-TENSORS = ("model/a", "model/b", "optim/exp_avg/a")
 
-
-def state(step: int) -> dict[str, torch.Tensor]:
-    return {name: torch.full(SHAPE, float(step * 10 + i)) for i, name in enumerate(TENSORS)}
-
-
-def save(vault: Vault, step: int, token: str = "t", value: int | None = None) -> str:
-    tensors = state(step if value is None else value)
-    slices = []
-    for rank in range(2):
-        box = shard_rows(SHAPE, rank, 2)
-        pieces = [Piece(n, SHAPE, box, t[box.relative_to(Box.whole(SHAPE))]) for n, t in tensors.items()]
-        slices += vault.writer(step, token).write_shard(rank, pieces)
-    return vault.writer(step, token).commit(slices, {"step": step})
+@pytest.fixture(params=["folder", "seaweedfs", "moto"])
+def place(request, monkeypatch):
+    """Every kind of place in turn."""
+    if request.param == "folder":
+        return Folder(request.getfixturevalue("tmp_path"))
+    store = request.getfixturevalue({"seaweedfs": "weed", "moto": "mock"}[request.param])
+    return Bucket(chosen(store, monkeypatch), request.getfixturevalue("url"))
 
 
 @pytest.fixture
@@ -43,94 +37,139 @@ def vault(tmp_path, problems):
     return Vault(tmp_path, keep_last=2, on_problem=problems.append)
 
 
+@pytest.fixture
+def anywhere(place, problems):
+    return Vault(place.root, keep_last=2, on_problem=problems.append)
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    raw = bytearray(data)
+    raw[position] ^= 1
+    return bytes(raw)
+
+
 def flip(path: str, position: int) -> None:
+    with open(path, "rb") as file:
+        raw = file.read()
     with open(path, "r+b") as out:
-        out.seek(position, 2 if position < 0 else 0)
-        byte = out.read(1)
-        out.seek(-1, 1)
-        out.write(bytes([byte[0] ^ 1]))
+        out.write(flipped(raw, position))
 
 
 def truncate(path: str) -> None:
     os.truncate(path, os.path.getsize(path) - 1)
 
 
-SHARD = "shard-00001.safetensors"
-SHALLOW = {
-    "truncated shard": (SHARD, truncate),
-    "empty shard": (SHARD, lambda path: os.truncate(path, 0)),
-    "grown shard": (SHARD, lambda path: os.truncate(path, os.path.getsize(path) + 1)),
-    "missing shard": (SHARD, os.remove),
-    "shard is a folder": (SHARD, lambda path: (os.remove(path), os.mkdir(path))),
-    "damaged shard header": (SHARD, lambda path: flip(path, 9)),
-    "damaged header length": (SHARD, lambda path: flip(path, 1)),
-    "shard of another rank": (SHARD, lambda path: shutil.copy(path.replace("1.", "0."), path)),
-    "truncated manifest": ("manifest.json", truncate),
-    "empty manifest": ("manifest.json", lambda path: os.truncate(path, 0)),
-    "half a manifest": ("manifest.json", lambda path: os.truncate(path, os.path.getsize(path) // 2)),
-    "edited manifest": ("manifest.json", lambda path: edit(path, b'{"step":2}', b'{"step":3}')),
-    "edited checksum": ("manifest.json", lambda path: flip(path, 15)),
-    "missing manifest": ("manifest.json", os.remove),
+def edited(data: bytes, old: bytes, new: bytes) -> bytes:
+    assert old in data
+    return data.replace(old, new)
+
+
+SHARD = "shard-00001"
+MANIFEST = "manifest.json"
+CHANGED = {
+    "truncated shard": (SHARD, lambda data: data[:-1]),
+    "half a shard": (SHARD, lambda data: data[: len(data) // 2]),
+    "empty shard": (SHARD, lambda data: b""),
+    "grown shard": (SHARD, lambda data: data + b"x"),
+    "damaged shard header": (SHARD, lambda data: flipped(data, 9)),
+    "damaged header length": (SHARD, lambda data: flipped(data, 1)),
+    "shard of another rank": (SHARD, None),
+    "missing shard": (SHARD, lambda data: None),
+    "truncated manifest": (MANIFEST, lambda data: data[:-1]),
+    "empty manifest": (MANIFEST, lambda data: b""),
+    "half a manifest": (MANIFEST, lambda data: data[: len(data) // 2]),
+    "edited manifest": (MANIFEST, lambda data: edited(data, b'{"step":2}', b'{"step":3}')),
+    "edited checksum": (MANIFEST, lambda data: flipped(data, 15)),
 }
 
 
-def edit(path: str, old: bytes, new: bytes) -> None:
-    with open(path, "rb") as file:
-        raw = file.read()
-    assert old in raw
-    with open(path, "wb") as file:
-        file.write(raw.replace(old, new))
-
-
-@pytest.mark.parametrize("case", SHALLOW)
-def test_damage_is_named_and_skipped(vault, problems, case):
-    file, harm = SHALLOW[case]
-    save(vault, 1)
-    path = save(vault, 2)
-    harm(f"{path}/{file}")
-    found = vault.latest_intact()
+@pytest.mark.parametrize("case", CHANGED)
+def test_damage_is_named_and_skipped(anywhere, place, problems, case):
+    file, change = CHANGED[case]
+    save(anywhere, 1)
+    folder = save(anywhere, 2)
+    path = place.shard(folder, 1) if file == SHARD else f"{folder}/{file}"
+    changed = change(place.read(path)) if change else place.read(place.shard(folder, 0))
+    place.remove(path) if changed is None else place.replace(path, changed)
+    found = anywhere.latest_intact()
     assert found.step == 1 and torch.equal(found.read("model/a"), state(1)["model/a"])
     if case == "shard of another rank":
         assert "[3:6,0:4]" in problems[0]
-    assert len(problems) == 1 and file in problems[0]
-    newer, older = vault.list()
+    assert len(problems) == 1 and path in problems[0]
+    newer, older = anywhere.list()
     assert (newer.step, newer.intact, newer.problem) == (2, False, problems[0])
     assert (older.step, older.intact, older.problem) == (1, True, None)
     descriptors = len(os.listdir("/proc/self/fd"))
-    vault.list("deep")
-    vault.latest_intact().close()
+    anywhere.list("deep")
+    anywhere.latest_intact().close()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_every_flipped_byte_of_the_data_is_found(vault, problems):
+def test_missing_manifest(anywhere, place, problems):
+    """In a folder that is damage; in an object store it is an attempt that was not committed."""
+    save(anywhere, 1)
+    place.remove(f"{save(anywhere, 2)}/{MANIFEST}")
+    assert anywhere.latest_intact().step == 1
+    if isinstance(place, Folder):
+        assert len(problems) == 1 and MANIFEST in problems[0] and "missing" in problems[0]
+    else:
+        assert not problems and [info.step for info in anywhere.list()] == [1]
+    save(anywhere, 3, token="next")
+    save(anywhere, 4, token="next")
+    assert place.names() == ["step-00000003", "step-00000004"]
+
+
+def test_a_shard_that_is_a_folder(vault, problems):
     save(vault, 1)
-    path = f"{save(vault, 2)}/{SHARD}"
-    data_bytes = 3 * 3 * 4 * 4
-    for position in range(-data_bytes, 0, 7):
-        flip(path, position)
+    path = f"{save(vault, 2)}/shard-00001.safetensors"
+    os.remove(path)
+    os.mkdir(path)
+    assert vault.latest_intact().step == 1 and path in problems[0]
+
+
+def test_every_flipped_byte_of_the_data_is_found(anywhere, place, problems):
+    vault = anywhere
+    save(vault, 1)
+    path = place.shard(save(vault, 2), 1)
+    good = place.read(path)
+    for position in range(-DATA_BYTES, 0, 7 if isinstance(place, Folder) else 41):
+        place.replace(path, flipped(good, position))
         shallow = vault.latest_intact()
         assert shallow.step == 2
         (problem,) = shallow.verify()
         assert SHARD in problem and "[3:6,0:4]" in problem and "checksum" in problem
         assert vault.latest_intact(deep=True).step == 1 and problems == [problem]
         problems.clear()
-        flip(path, position)
+        place.replace(path, good)
     assert vault.latest_intact(deep=True).step == 2
-    flip(path, -1)
+    place.replace(path, flipped(good, -1))
     with pytest.raises(CheckpointDamaged) as caught:
         vault.latest_intact().read("optim/exp_avg/a", Box((3, 0), (1, 1)))
     assert caught.value.file == path and caught.value.slice == "optim/exp_avg/a[3:6,0:4]"
 
 
-def test_shard_cut_while_open_is_an_error_not_a_crash(vault):
-    path = f"{save(vault, 1)}/{SHARD}"
-    found = vault.latest_intact()
-    truncate(path)
+def test_shard_cut_while_open_is_an_error_not_a_crash(anywhere, place):
+    path = place.shard(save(anywhere, 1), 1)
+    found = anywhere.latest_intact()
+    place.replace(path, place.read(path)[:-1])
     with pytest.raises(CheckpointDamaged, match="1 bytes too early"):
         found.read("optim/exp_avg/a")
 
 
-def test_crash_before_commit_is_not_visible(vault, tmp_path):
+def test_crash_before_commit_is_not_visible(anywhere, place):
+    vault = anywhere
+    save(vault, 1)
+    write(vault, 2, "dead")
+    assert [info.step for info in vault.list()] == [1] and vault.latest_intact().step == 1
+    write(vault, 3, "t")
+    save(vault, 2)  # clears leftovers of other tokens only
+    assert place.names()[:2] == ["step-00000001", "step-00000002"]
+    assert all("step-00000003" in name and "-t" in name for name in place.names()[2:]) and len(place.names()) > 2
+    vault.writer(3, "t").abort()
+    assert place.names() == ["step-00000001", "step-00000002"]
+
+
+def test_local_names_of_an_attempt(vault, tmp_path):
     save(vault, 1)
     vault.writer(2, "dead").write_shard(0, [Piece("w", (), Box.whole(()), torch.tensor(1.0))])
     assert [info.step for info in vault.list()] == [1] and vault.latest_intact().step == 1
@@ -150,6 +189,16 @@ def test_shard_lost_before_commit(vault, tmp_path):
     assert os.listdir(tmp_path / "checkpoints") == []
     with pytest.raises(CheckpointError, match="No such file"):
         writer.commit(slices, {})
+
+
+def test_same_step_again_replaces_anywhere(anywhere, place):
+    save(anywhere, 1)
+    before = save(anywhere, 2)
+    for again in ("again", "again", "t"):  # a token that is used again harms nothing
+        assert save(anywhere, 2, token=again, value=5) == before
+        assert torch.equal(anywhere.latest_intact(deep=True).read("model/a"), state(5)["model/a"])
+        assert place.names() == ["step-00000001", "step-00000002"]
+    assert [info.intact for info in anywhere.list("deep")] == [True, True]
 
 
 def test_same_step_again_replaces(vault, tmp_path):
@@ -239,22 +288,36 @@ def test_unwritable_place(tmp_path):
     assert Vault(tmp_path / "absent").latest_intact() is None and Vault(tmp_path / "absent").list() == []
 
 
-def test_retention_keeps_the_last_intact(vault, problems):
+def test_retention_keeps_the_last_intact(anywhere, place, problems):
+    vault = anywhere
+
     def steps():
         return [info.step for info in vault.list("names")]
 
     save(vault, 1)
-    two = save(vault, 2)
-    flip(f"{two}/{SHARD}", -1)  # a shallow look does not see this
+    two = place.shard(save(vault, 2), 1)
+    place.replace(two, flipped(place.read(two), -1))  # a shallow look does not see this
     save(vault, 3)
     assert steps() == [3, 2, 1] and "step-00000002" in problems[0]
-    for path in (info.path for info in vault.list() if info.step == 3):
-        truncate(f"{path}/manifest.json")
+    for path in (f"{info.path}/{MANIFEST}" for info in vault.list() if info.step == 3):
+        place.replace(path, place.read(path)[:-1])
     save(vault, 4)
     assert steps() == [4, 3, 2, 1]
     save(vault, 5)
     assert steps() == [5, 4]
     assert all(info.intact for info in vault.list("deep"))
+    save(vault, 6, token="next")  # whose clean-up takes the shards that a damaged manifest no longer named
+    assert place.names() == ["step-00000005", "step-00000006"]
+
+
+def test_milestones_stay(place, problems):
+    vault = Vault(place.root, keep_last=1, keep_every=4, on_problem=problems.append)
+    for step in range(1, 10):
+        save(vault, step)
+    assert [info.step for info in vault.list("deep") if info.intact] == [9, 8, 4] and not problems
+    save(vault, 4, token="again", value=7)
+    assert torch.equal(vault.at(4).read("model/a"), state(7)["model/a"])
+    assert place.names() == ["step-00000004", "step-00000008", "step-00000009"]
 
 
 def test_retention_trouble_does_not_fail_the_commit(vault, problems, monkeypatch):
