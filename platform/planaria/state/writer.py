@@ -143,8 +143,6 @@ class CheckpointWriter:
         except ManifestError as error:
             self.abort()
             raise CheckpointError(f"{self._storage.path(self._temp)}: {error}") from None
-        except StorageUnavailable:
-            raise  # whether the manifest has landed is not known, so what it names must stay; clean-up is for later
         except CheckpointError:
             self.abort()
             raise
