@@ -25,9 +25,8 @@ def test_both_holders_of_a_slice_lost_at_once_cost_the_steps_since_the_checkpoin
 
         def kill_two() -> None:
             run = Run(tmp_path / "faulty")
-            nodes = [node_of_worker(cluster, run, member) for member in run.of("generation")[-1]["workers"][:2]]
-            for node in nodes:
-                cluster.kill_node(node)
+            victims = run.of("generation")[-1]["workers"][:2]
+            cluster.kill_node(*(node_of_worker(cluster, run, member) for member in victims))
 
         train_with(faulty, {26: kill_two})
     broken, undisturbed = Run(tmp_path / "faulty"), Run(tmp_path / "quiet")

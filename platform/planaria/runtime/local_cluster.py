@@ -96,17 +96,18 @@ class LocalCluster:
                     found += [process, *process.children(recursive=True)]
         return found
 
-    def kill_node(self, node: Any) -> list[int]:
-        """SIGKILL every process of ``node`` at once, as a power cut would; returns the pids."""
-        victims = self.processes_of(node)
+    def kill_node(self, *nodes: Any) -> list[int]:
+        """SIGKILL every process of the nodes at once, as a power cut would; returns the pids."""
+        victims = [process for node in nodes for process in self.processes_of(node)]
         # Freeze first: none may notice that another is gone, as none would on a machine that lost its power.
         for sign in (signal.SIGSTOP, signal.SIGKILL):
             for process in victims:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(sign)
-        self.nodes.remove(node)
-        with contextlib.suppress(Exception):
-            self.cluster.worker_nodes.discard(node)
+        for node in nodes:
+            self.nodes.remove(node)
+            with contextlib.suppress(Exception):
+                self.cluster.worker_nodes.discard(node)
         psutil.wait_procs(victims, timeout=5)
         return [process.pid for process in victims]
 
