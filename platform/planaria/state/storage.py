@@ -100,7 +100,10 @@ def is_url(root: str | Path) -> bool:
 
 def below(root: str | Path, name: str) -> str:
     """``root/name``, for folders and URLs."""
-    return f"{str(root).rstrip('/')}/{name}" if is_url(root) else os.path.join(root, name)
+    if not is_url(root):
+        return os.path.join(root, name)
+    scheme, _, rest = str(root).partition("://")
+    return f"{scheme}://{rest.rstrip('/')}/{name}"
 
 
 def storage_at(root: str | Path) -> Storage:
