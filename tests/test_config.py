@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.config import ConfigError, JobConfig, load, parse
+from planaria.config import ConfigError, JobConfig, load, parse, vault_root
+from planaria.paths import absolute_paths
 
 MINIMAL = "model: {preset: llava-tiny}\ntrain: {steps: 100, global_batch: 8}\n"
 
@@ -218,6 +219,8 @@ def test_long_values_are_cut(complaint):
         ("name=a b", "'a b' is not acceptable; use letters, digits, dot, underscore and dash only"),
         ("storage=s3://bucket/runs", "expected a folder that all nodes see"),
         ("name=../up", "'../up' is not acceptable; use letters"),
+        ("checkpoint.keep_every=0", "0 is out of range; give at least 1 (keep those of steps"),
+        ("checkpoint.path=gs://bucket/x", "expected a folder that all nodes see, or s3://bucket/prefix; endpoint"),
         ("optim=3", "3 is not a section; give keys below it: name, lr, betas"),
         ("optim.schedule=cosine", "'cosine' is not a section; give keys below it: kind, warmup_steps, min_ratio"),
     ],
@@ -455,3 +458,21 @@ def test_empty_variable_is_refused(complaint, monkeypatch):
     told = complaint(MINIMAL, "data={source: webdataset, path: '${PLANARIA_TEST_RUNS}/train-*.tar'}")
     assert told.startswith("--set data={source: webdataset")
     assert "PLANARIA_TEST_RUNS is empty" in told
+
+
+def test_where_checkpoints_lie(job):
+    assert vault_root(job(MINIMAL + "name: n\n"), "/runs/n") == "/runs/n"
+    for path, expected in (
+        ("/big/disk/", "/big/disk/n"),
+        ("s3://bucket/runs/", "s3://bucket/runs/n"),
+        ("s3://bucket", "s3://bucket/n"),
+    ):
+        there = absolute_paths(job(MINIMAL + f"name: n\ncheckpoint: {{path: '{path}'}}\n"))
+        assert vault_root(there, "/runs/n") == expected
+    relative = absolute_paths(job(MINIMAL + "name: n\ncheckpoint: {path: there}\n"))
+    assert vault_root(relative, "/runs/n") == str(Path("there/n").absolute())
+
+
+def test_a_password_in_a_url_is_not_repeated(complaint):
+    message = complaint(MINIMAL, "checkpoint.path=s3://key:hidden@bucket/x")
+    assert "hidden" not in message and "'s3://...@bucket/x' is not acceptable" in message

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from planaria.config_errors import explain, short, subsection
+from planaria.config_errors import explain, short, subsection, without_passwords
 from planaria.config_variables import expand_tree, origin_of
 
 
@@ -347,7 +347,7 @@ def parse(tree: Mapping[str, Any], source: str = "job", origins: Mapping[str, st
         return JobConfig.model_validate(_fill_empty_sections(JobConfig, tree))
     except ValidationError as error:
         lines = [explain(problem, JobConfig, source, origins or {}) for problem in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError(without_passwords("\n".join(lines))) from None
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -34,8 +34,12 @@ def short(value: Any, limit: int = 60) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = "a section with " + ", ".join(map(str, value)) if isinstance(value, dict) and value else repr(value)
-    text = re.sub(r"://[^/@]*@", "://...@", text)  # a password in a URL is nobody's business
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def without_passwords(text: str) -> str:
+    """``text`` with what stands before the @ of URLs left out."""
+    return re.sub(r"://[^/@\s]*@", "://...@", text)
 
 
 def _origin(key: str, message: str, source: str, origins: Mapping[str, str]) -> str:

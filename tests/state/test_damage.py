@@ -310,6 +310,21 @@ def test_retention_keeps_the_last_intact(anywhere, place, problems):
     assert place.names() == ["step-00000005", "step-00000006"]
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write and read everywhere, whatever the mode says")
+def test_a_folder_without_permission(vault, tmp_path):
+    path = save(vault, 1)
+    folder = tmp_path / "checkpoints"
+    folder.chmod(0o500)
+    try:
+        with pytest.raises(CheckpointError, match=r"step-00000002.*Permission denied.*writable"):
+            save(vault, 2)
+        os.chmod(f"{path}/shard-00001.safetensors", 0)
+        with pytest.raises(CheckpointError, match=r"shard-00001.*Permission denied"):
+            vault.at(1)
+    finally:
+        folder.chmod(0o700)
+
+
 def test_milestones_stay(place, problems):
     vault = Vault(place.root, keep_last=1, keep_every=4, on_problem=problems.append)
     for step in range(1, 10):

@@ -1,6 +1,5 @@
 """What networks and stores do to an object store's clients; behind a proxy of ours, before a real store."""
 
-import errno
 import subprocess
 import sys
 import threading
@@ -101,7 +100,7 @@ def test_a_store_that_stays_down_is_told_and_costs_nothing(real_store, proxy, ur
 def test_a_manifest_whose_fate_is_unknown_keeps_its_shards(real_store, proxy, url):
     vault = vault_at(url)
     # Put, answer lost; and no later try, nor a look at it, gets through.
-    proxy.faults += [Fault("lose", "PUT .*manifest"), Fault("status", r"(PUT|GET|HEAD) [^?]*manifest", times=10**6)]
+    proxy.faults += [Fault("lose", "PUT .*manifest"), Fault("status", r"/manifest\.json", times=10**6)]
     with pytest.raises(StorageUnavailable):
         save(vault, 1)
     proxy.faults.clear()
@@ -257,7 +256,7 @@ def test_reading_while_committing(store, url):
     stop.set()
     for watcher in watchers:
         watcher.join()
-    assert (not wrong and not problems and looks == sorted(looks, key=lambda step: step)) or len(set(looks)) > 1
+    assert not wrong and not problems and looks
 
 
 def test_fork_and_threads(real_store, url):
@@ -290,4 +289,3 @@ def test_a_full_store(real_store, proxy, url):
     proxy.faults.append(Fault("status", "PUT .*shard", status=507, code="InsufficientStorage"))
     with pytest.raises(CheckpointError, match=r"no space: \d+ bytes needed, unknown bytes free"):
         save(vault_at(url), 1)
-    assert errno.ENOSPC
