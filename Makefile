@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with everything pinned
 # make demo    train on four local Ray nodes, lose one, go on
 # make test    format, lint, types, tests
+# make soak    kill 30 nodes at random moments, one after another (PLANARIA_KILLS, PLANARIA_SEED); about 20 minutes
 # make bench   run every benchmark, render docs/benchmarks.md
 #
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
@@ -11,7 +12,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test soak lint format bench clean
 
 VENV := .venv
 STAMP := $(VENV)/.complete
@@ -69,6 +70,9 @@ format: setup
 
 test: lint
 	$(VENV)/bin/pytest $(PYTEST_ARGS)
+
+soak: setup
+	PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster/test_random_kills.py
 
 bench: setup
 	@mkdir -p build/bench
