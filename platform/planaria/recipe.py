@@ -6,7 +6,7 @@ The platform's own vision-language recipe (:mod:`planaria.models.vlm`) implement
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -146,17 +146,18 @@ class StateReader(Protocol):
 class DirectReader(StateReader, Protocol):
     """A reader that can spare the copy of what it reads."""
 
-    def read_into(self, tensor: str, box: Box, out: torch.Tensor) -> None:
-        """Like :meth:`read`, into ``out``, whatever its dtype and device; undefined after an error."""
+    def read_into(self, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:
+        """Like :meth:`read`, of many boxes, each into a tensor of any dtype and device; undefined after an error."""
         ...
 
 
-def read_into(state: StateReader, tensor: str, box: Box, out: torch.Tensor) -> None:
-    """Fill ``out`` with a part of ``state``, directly where the reader can."""
+def read_into(state: StateReader, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:
+    """Fill each tensor with the box of ``state`` beside it, directly where the reader can."""
     if isinstance(state, DirectReader):
-        state.read_into(tensor, box, out)
+        state.read_into(wanted)
     else:
-        out.copy_(state.read(tensor, box))
+        for tensor, box, out in wanted:
+            out.copy_(state.read(tensor, box))
 
 
 @runtime_checkable

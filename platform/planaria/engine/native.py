@@ -101,8 +101,7 @@ class NativeEngine:
     def load(self, state: StateReader) -> None:
         """Take parameters, and optimizer state if there is any, from ``state``, whatever layout wrote it."""
         with torch.no_grad():
-            for shard in self.shards:
-                read_into(state, f"model/{shard.name}", shard.box, shard.local())
+            read_into(state, ((f"model/{shard.name}", shard.box, shard.local()) for shard in self.shards))
         if state.step > 0:
             updates = int(state.read(UPDATES, Box.whole(())))
             self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), updates)

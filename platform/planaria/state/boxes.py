@@ -7,6 +7,7 @@ it, so a layout is nothing but a set of boxes and resharding is intersection. Pu
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,8 @@ class Box:
     def __post_init__(self) -> None:
         if len(self.offset) != len(self.shape):
             raise BoxError(f"offset {self.offset} and shape {self.shape} have different numbers of dims")
-        for value in (*self.offset, *self.shape):
-            if value < 0:
-                raise BoxError(f"offset {self.offset} and shape {self.shape} must not be negative")
+        if min(self.offset, default=0) < 0 or min(self.shape, default=0) < 0:
+            raise BoxError(f"offset {self.offset} and shape {self.shape} must not be negative")
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
@@ -41,7 +41,7 @@ class Box:
     @property
     def stop(self) -> tuple[int, ...]:
         """First index past the box on every dim."""
-        return tuple(start + size for start, size in zip(self.offset, self.shape, strict=True))
+        return tuple(map(operator.add, self.offset, self.shape))
 
     @property
     def numel(self) -> int:
@@ -56,12 +56,12 @@ class Box:
     def contains(self, other: Box) -> bool:
         """Whether every index of ``other``, its corners included, lies in this box."""
         self._same_dims(other)
-        return all(
-            start <= other_start and other_stop <= stop
-            for start, stop, other_start, other_stop in zip(
-                self.offset, self.stop, other.offset, other.stop, strict=True
-            )
-        )
+        for start, size, other_start, other_size in zip(
+            self.offset, self.shape, other.offset, other.shape, strict=True
+        ):
+            if other_start < start or other_start + other_size > start + size:
+                return False
+        return True
 
     def intersect(self, other: Box) -> Box | None:
         """The common region; ``None`` where there is no common element."""
@@ -88,6 +88,16 @@ class Box:
             slice(start - base, start - base + size)
             for start, base, size in zip(self.offset, other.offset, self.shape, strict=True)
         )
+
+    def run_in(self, other: Box) -> int | None:
+        """Where this box, which lies in ``other``, begins in the flattened array that holds ``other``, if its elements
+        follow one another there without a gap; else ``None``."""
+        start, rows = 0, 1
+        for mine, size, base, full in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
+            if size != full and rows != 1:
+                return None
+            start, rows = start * full + mine - base, rows * size
+        return start
 
     def within(self, parent: Box) -> Box:
         """Translate this box from the coordinates of ``parent`` to those of the global tensor.
@@ -157,7 +167,7 @@ def split_dim(global_shape: Sequence[int], dim: int, index: int, count: int) -> 
 def flat_range_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
     """The elements ``start <= i < stop`` of the flattened tensor, as disjoint boxes in that order.
 
-    A ZeRO partition is such a range. Each box is one run of the range, which :func:`flat_start` places; there are at
+    A ZeRO partition is such a range. Each box is one run of the range, which :meth:`Box.run_in` places; there are at
     most 2N - 1 of them in N dims (one for a scalar): towards either end of the range one box per dim, and one between.
 
     Raises:
@@ -185,14 +195,6 @@ def flat_range_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
     if first < last:
         boxes.append(Box((first,) + (0,) * (len(shape) - 1), (last - first, *shape[1:])))
     return boxes + inside(last, 0, high)
-
-
-def flat_start(shape: Sequence[int], box: Box) -> int:
-    """Where the first element of ``box`` lies in the flattened tensor of ``shape``."""
-    at = 0
-    for index, size in zip(box.offset, shape, strict=True):
-        at = at * size + index
-    return at
 
 
 def uncovered(target: Box, pieces: Iterable[Box]) -> list[Box]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,11 +12,14 @@ from planaria.state.blocks import SliceBytes
 from planaria.state.boxes import Box
 from planaria.state.dtypes import dtype_of
 from planaria.state.errors import CheckpointDamaged, CheckpointError
-from planaria.state.fetch import fetch
+from planaria.state.fetch import Rows, Run, Scratch, plan
 from planaria.state.index import Index, Slice, SliceError
 from planaria.state.manifest import NAME, Manifest, ManifestError
 from planaria.state.shard import Shard
 from planaria.state.storage import Blob, FileOpener, Storage
+
+_ELSEWHERE = 1 << 28
+"""Bytes to hold on the CPU, at about most, of what goes to other devices or is converted."""
 
 
 class Checkpoint:
@@ -113,28 +116,36 @@ class Checkpoint:
             CheckpointError: no such tensor, or ``box`` exceeds it.
         """
         box = box if box is not None else Box.whole(self.global_shape(tensor))
-        parts = self._lookup(tensor, box)
+        self._lookup(tensor, box)
         out = torch.empty(box.shape, dtype=self.dtype(tensor))
-        self._fetch(parts, box, out)
+        self.read_into([(tensor, box, out)])
         return out
 
-    def read_into(self, tensor: str, box: Box, out: torch.Tensor) -> None:
-        """Like :meth:`read`, into ``out``: a tensor of shape ``box.shape``, converted to its dtype and device.
+    def read_into(self, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:
+        """Like :meth:`read`, for many boxes, each into a tensor of its shape, converted to its dtype and device.
 
-        Into contiguous CPU memory of the stored dtype, bytes go without any copy on the way. After an error the
-        contents of ``out`` are undefined.
+        Into contiguous CPU memory of the stored dtype, bytes go without any copy on the way. Files are read from front
+        to back. After an error the contents of the tensors are undefined.
 
         Raises:
-            CheckpointError: besides, ``out`` has another shape.
+            CheckpointError: besides, a tensor has not the shape of its box.
         """
-        parts = self._lookup(tensor, box)
-        if tuple(out.shape) != box.shape:
-            raise CheckpointError(f"{self.path}: {tensor}{box} does not fit a tensor of shape {tuple(out.shape)}")
-        with torch.no_grad():
-            if out.device.type == "cpu":
-                self._fetch(parts, box, out)
-            else:  # one large transfer instead of many small ones
-                out.copy_(self.read(tensor, box))
+        steps: list[Run | Rows] = []
+        elsewhere: list[tuple[torch.Tensor, torch.Tensor]] = []
+        scratch = Scratch()
+        # All is planned before anything is read: large reads empty the caches, and Python after each is slow.
+        for tensor, box, out in wanted:
+            if sum(value.nbytes for _, value in elsewhere) > _ELSEWHERE:
+                _carry_out(steps, elsewhere, scratch)
+                steps, elsewhere = [], []
+            parts = [(self._bytes[item.file, item.key], part) for item, part in self._lookup(tensor, box)]
+            if tuple(out.shape) != box.shape:
+                raise CheckpointError(f"{self.path}: {tensor}{box} does not fit a tensor of shape {tuple(out.shape)}")
+            if out.device.type != "cpu" or out.dtype != self.dtype(tensor):
+                elsewhere.append((out, torch.empty(box.shape, dtype=self.dtype(tensor))))
+                out = elsewhere[-1][1]
+            steps += plan(parts, box, out)
+        _carry_out(steps, elsewhere, scratch)
 
     def verify(self) -> list[str]:
         """Check every block that has not been yet; one line per damaged slice, naming file, slice and bytes."""
@@ -174,9 +185,15 @@ class Checkpoint:
         except (SliceError, ValueError) as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 
-    def _fetch(self, parts: list[tuple[Slice, Box]], box: Box, out: torch.Tensor) -> None:
-        for item, common in parts:
-            fetch(self._bytes[item.file, item.key], common, out[common.relative_to(box)])
+
+def _carry_out(
+    steps: list[Run | Rows], elsewhere: list[tuple[torch.Tensor, torch.Tensor]], scratch: Scratch
+) -> None:
+    for step in sorted(steps, key=lambda step: (step.source.place, step.start)):
+        step.fetch(scratch)
+    with torch.no_grad():
+        for target, value in elsewhere:
+            target.copy_(value)
 
 
 def _open_shard(files: FileOpener, name: str, path: str) -> Shard:

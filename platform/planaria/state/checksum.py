@@ -13,8 +13,8 @@ import xxhash
 DIGEST_BYTES = 16
 
 BLOCK = 1 << 20
-"""Bytes under one digest. Where a layout cuts through a slice, up to a block on either side of the cut is read beside
-what is wanted: smaller blocks waste less there, larger ones make the manifest shorter (32 characters per block)."""
+"""Most bytes under one digest. Where a layout cuts through a slice, up to a block on either side of the cut is read
+beside what is wanted: smaller blocks waste less there, larger ones make the manifest shorter (32 characters each)."""
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
@@ -27,11 +27,19 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def block_digests(data: memoryview, block: int = BLOCK) -> bytes:
-    """The digests of every ``block`` bytes of ``data``, one after the other; the last block may be shorter."""
-    return b"".join(digest(data[start : start + block]) for start in range(0, len(data), block))
+def block_bytes(nbytes: int, most: int = BLOCK) -> int:
+    """Size of the blocks of a slice of ``nbytes``: ``most``, or for the sake of small slices as little as an eighth of
+    it, so that they, too, have thirty-two blocks."""
+    sizes = [-(-most // parts) for parts in (1, 2, 4, 8)]
+    return next((size for size in sizes if nbytes >= 32 * size), sizes[-1])
 
 
-def block_count(nbytes: int, block: int = BLOCK) -> int:
+def block_digests(data: memoryview, most: int = BLOCK) -> bytes:
+    """The digests of all blocks of ``data``, one after the other; the last block may be shorter."""
+    size = block_bytes(len(data), most)
+    return b"".join(digest(data[start : start + size]) for start in range(0, len(data), size))
+
+
+def block_count(nbytes: int, most: int = BLOCK) -> int:
     """Number of blocks of ``nbytes`` bytes: none where there is no byte."""
-    return -(-nbytes // block)
+    return -(-nbytes // block_bytes(nbytes, most))

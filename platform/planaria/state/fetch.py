@@ -1,10 +1,15 @@
-"""From the bytes of a slice to a box of its tensor."""
+"""From the bytes of slices to boxes of tensors: first the plan, then the reading.
+
+What can be worked out beforehand is: a large read empties the caches, and Python that follows one is slow.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from planaria.state.blocks import SliceBytes
@@ -16,60 +21,104 @@ _LONG_ROW = 1 << 22
 """Bytes of a row of which a part is wanted, from which on its parts are read one by one."""
 
 
-def fetch(source: SliceBytes, box: Box, target: torch.Tensor) -> None:
-    """Fill ``target`` with the elements of ``box``, which lies in the slice.
+class Scratch:
+    """Memory to be used again and again: fresh memory costs a page fault every few KiB."""
 
-    Where the box is one run of bytes in the slice and in memory (shards along dim 0), it is read in place. Else its
-    rows are read once, a few at a time, and the wanted columns copied while they are in cache.
+    def __init__(self) -> None:
+        self._held = torch.empty(0, dtype=torch.uint8)
+
+    def array(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An array in it, which is valid until the next call."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if len(self._held) < nbytes:
+            self._held = torch.empty(nbytes, dtype=torch.uint8)
+        return self._held[:nbytes].view(dtype).view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of bytes, in a slice and in memory, to be read in place."""
+
+    source: SliceBytes
+    start: int
+    buffer: memoryview
+
+    def fetch(self, scratch: Scratch) -> None:
+        """Read it.
+
+        Raises:
+            CheckpointDamaged: the slice is not what was written.
+        """
+        stream = self.source.stream(self.start)
+        stream.fill(self.buffer)
+        stream.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some columns of consecutive rows, which are read whole, a few at a time, and copied while they are in cache."""
+
+    source: SliceBytes
+    start: int
+    """First byte of the first row in the slice."""
+    row_shape: tuple[int, ...]
+    columns: tuple[slice, ...]
+    targets: Sequence[np.ndarray]
+    """Where the wanted part of so many rows each goes, as integers of any strides, the first with the most rows. NumPy
+    copies cut rows twice as fast as torch."""
+
+    def fetch(self, scratch: Scratch) -> None:
+        """Read them; see :meth:`Run.fetch`."""
+        rows = scratch.array((len(self.targets[0]), *self.row_shape), dtype_of(self.source.item.dtype))
+        raw, wanted = bytes_of(rows), _bits(rows)[(slice(None), *self.columns)]
+        row_bytes = len(raw) // len(rows)
+        stream = self.source.stream(self.start)
+        for target in self.targets:
+            stream.fill(raw[: len(target) * row_bytes])
+            target[...] = wanted[: len(target)]
+        stream.finish()
+
+
+def plan(parts: Iterable[tuple[SliceBytes, Box]], box: Box, out: torch.Tensor) -> Iterator[Run | Rows]:
+    """How to fill ``out``, which is to hold ``box``, with parts of it from slices.
 
     Args:
-        target: of shape ``box.shape``, on any device, of any dtype and strides; undefined after an error.
-
-    Raises:
-        CheckpointDamaged: the slice is not what was written.
+        out: CPU tensor of the stored dtype and of shape ``box.shape``, of any strides.
     """
-    if not box.empty:
-        start = tuple(at - base for at, base in zip(box.offset, source.item.box.offset, strict=True))
-        _fetch(source, 0, source.item.box.shape, start, target.detach())
+    out = out.detach()
+    raw = bytes_of(out) if out.is_contiguous() else None
+    for source, part in parts:
+        first, at = part.run_in(source.item.box), part.run_in(box)
+        if raw is not None and first is not None and at is not None:
+            size = out.itemsize
+            yield Run(source, first * size, raw[at * size : (at + part.numel) * size])
+        else:
+            start = tuple(mine - base for mine, base in zip(part.offset, source.item.box.offset, strict=True))
+            yield from _plan(source, 0, source.item.box.shape, start, out[part.relative_to(box)])
 
 
-def _fetch(source: SliceBytes, base: int, shape: Sequence[int], start: Sequence[int], target: torch.Tensor) -> None:
-    """The same for a box that begins at index ``start`` of the tensor of ``shape`` at byte ``base`` of the slice."""
-    dtype = dtype_of(source.item.dtype)
-    row_bytes = math.prod(shape[1:]) * dtype.itemsize
-    first = base + (start[0] * row_bytes if start else 0)
-    whole_rows = tuple(target.shape[1:]) == tuple(shape[1:])
-    if whole_rows and target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous():
-        stream = source.stream(first)
-        stream.fill(bytes_of(target))
-        stream.finish()
-    elif not shape:
-        value = torch.empty((), dtype=dtype)
-        _fetch(source, base, shape, start, value)
-        target.copy_(value)
-    elif len(shape) > 1 and (target.shape[0] == 1 or row_bytes >= _LONG_ROW):
-        for row in range(target.shape[0]):
-            _fetch(source, first + row * row_bytes, shape[1:], start[1:], target[row])
+def _plan(
+    source: SliceBytes, base: int, shape: Sequence[int], start: Sequence[int], target: torch.Tensor
+) -> Iterator[Run | Rows]:
+    """The same for all of ``target``: from index ``start`` of the array of ``shape`` at byte ``base`` of the slice."""
+    if not shape:
+        shape, start, target = (1,), (0,), target.unsqueeze(0)
+    row_shape = tuple(shape[1:])
+    row_bytes = math.prod(row_shape) * target.itemsize
+    first = base + start[0] * row_bytes
+    if tuple(target.shape[1:]) == row_shape and target.is_contiguous():
+        yield Run(source, first, bytes_of(target))
+    elif row_shape and (len(target) == 1 or row_bytes >= _LONG_ROW):
+        for at, row in enumerate(target):
+            yield from _plan(source, first + at * row_bytes, row_shape, start[1:], row)
     else:
-        _fetch_rows(source, first, row_bytes, tuple(shape[1:]), start[1:], target)
+        columns = Box(tuple(start[1:]), tuple(target.shape[1:])).relative_to(Box.whole(row_shape))
+        pieces = target.split(max(1, 2 * source.chunk // row_bytes))
+        yield Rows(source, first, row_shape, columns, [_bits(piece) for piece in pieces])
 
 
-def _fetch_rows(
-    source: SliceBytes,
-    first: int,
-    row_bytes: int,
-    row_shape: tuple[int, ...],
-    start: Sequence[int],
-    target: torch.Tensor,
-) -> None:
-    count = target.shape[0]
-    some = min(count, max(1, source.chunk // row_bytes))
-    rows = torch.empty((some, *row_shape), dtype=dtype_of(source.item.dtype))
-    part = Box(tuple(start), tuple(target.shape[1:])).relative_to(Box.whole(row_shape))
-    raw, wanted = bytes_of(rows), rows[(slice(None), *part)]
-    stream = source.stream(first)
-    for at in range(0, count, some):
-        size = min(some, count - at)
-        stream.fill(raw[: size * row_bytes])
-        target[at : at + size].copy_(wanted[:size])
-    stream.finish()
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    """The same memory as integers of the same size."""
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits: np.ndarray = tensor.view(sizes[tensor.itemsize]).numpy()
+    return bits

@@ -127,9 +127,10 @@ class Index:
         for item, common in found:
             if not rest:
                 break
-            if any(left.intersect(common) for left in rest):
+            left = [piece for part in rest for piece in part.subtract(common)]
+            if left != rest:
                 chosen.append((item, common))
-                rest = [left for part in rest for left in part.subtract(common)]
+                rest = left
         if rest:
             raise SliceError(f"{tensor}{box}: no slice holds {', '.join(map(str, rest))}")
         return chosen

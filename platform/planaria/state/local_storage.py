@@ -28,7 +28,7 @@ class LocalBlob:
         self.size = os.fstat(handle.fileno()).st_size
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        done = 0
+        done = os.preadv(self._handle.fileno(), [buffer], offset)
         while done < len(buffer):  # one call moves at most 2 GiB
             count = os.preadv(self._handle.fileno(), [buffer[done:]], offset + done)
             if count == 0:

@@ -31,7 +31,7 @@ class Manifest:
         meta: the job's own JSON values (schedule, data position, config digest, layout).
         files: size in bytes of every shard file.
         index: where every slice is.
-        block: bytes of a slice under one digest.
+        block: most bytes of a slice under one digest.
     """
 
     step: int
@@ -98,7 +98,7 @@ class Manifest:
             if len(item.checksums) != DIGEST_BYTES * block_count(item.nbytes, self.block):
                 raise ManifestError(
                     f"slice {item} of {item.nbytes} bytes has {len(item.checksums)} bytes of digests, "
-                    f"which are not those of its blocks of {self.block} bytes"
+                    f"which is not one for each of its {block_count(item.nbytes, self.block)} blocks"
                 )
 
 

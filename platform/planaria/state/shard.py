@@ -51,7 +51,7 @@ def encode_header(items: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes
 
 
 class Shard:
-    """An open shard file. Reading is thread-safe."""
+    """An open shard file and its header."""
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
@@ -73,15 +73,6 @@ class Shard:
                     str(item),
                     f"the file holds {entry.dtype} {entry.shape}, the manifest says {item.dtype} {item.box.shape}",
                 )
-
-    def read_bytes(self, buffer: memoryview, start: int, what: str | None) -> None:
-        """Fill ``buffer`` from byte ``start`` of the file."""
-        try:
-            count = self.blob.read_into(buffer, start)
-        except OSError as error:
-            raise CheckpointDamaged(self.blob.path, what, f"cannot be read: {error.strerror}") from error
-        if count < len(buffer):
-            raise CheckpointDamaged(self.blob.path, what, f"the file ends {len(buffer) - count} bytes too early")
 
 
 def _read_header(blob: Blob) -> dict[str, Entry]:

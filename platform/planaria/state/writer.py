@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from planaria.state.boxes import Box
-from planaria.state.checksum import BLOCK, DIGEST_BYTES, block_count, digest
+from planaria.state.checksum import BLOCK, DIGEST_BYTES, block_bytes, block_count, digest
 from planaria.state.dtypes import code_of
 from planaria.state.errors import CheckpointError, StorageUnavailable
 from planaria.state.index import Index, Slice, SliceError
@@ -164,8 +164,9 @@ class CheckpointWriter:
             yield data
             return piece.checksums
         digests: list[bytes] = []
-        for start in range(0, len(data), self._block):
-            block = data[start : start + self._block]
+        size = block_bytes(len(data), self._block)
+        for start in range(0, len(data), size):
+            block = data[start : start + size]
             digests.append(digest(block))
             yield block  # written while the cache still holds it
         return b"".join(digests)
@@ -225,8 +226,8 @@ def _checked(pieces: Iterable[Piece], block: int) -> Iterator[Piece]:
         blocks = block_count(piece.data.nbytes, block)
         if piece.checksums is not None and len(piece.checksums) != DIGEST_BYTES * blocks:
             raise CheckpointError(
-                f"{piece.tensor}{piece.box}: {len(piece.checksums)} bytes of digests given, its {blocks} blocks of "
-                f"{block} bytes have {DIGEST_BYTES} each"
+                f"{piece.tensor}{piece.box}: {len(piece.checksums)} bytes of digests given, its {blocks} blocks have "
+                f"{DIGEST_BYTES} each"
             )
         if piece.key in seen or piece.key in ("", "__metadata__"):
             raise CheckpointError(f"{piece.tensor}{piece.box}: given twice, or a name that a shard cannot hold")
