@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.state.boxes import Box, BoxError, flat_range_boxes, flat_start, shard_rows, split_dim, uncovered
+from planaria.state.boxes import Box, BoxError, flat_range_boxes, shard_rows, split_dim, uncovered
 
 
 def indices(box: Box) -> set[tuple[int, ...]]:
@@ -81,7 +81,18 @@ def test_a_flat_range_is_few_boxes_in_order(shape, data):
     runs = [list(itertools.product(*map(range, box.offset, box.stop))) for box in boxes]
     assert [index for run in runs for index in run] == every[start:stop]  # disjoint, and in the order of the range
     for box, run in zip(boxes, runs, strict=True):
-        assert every.index(run[0]) == flat_start(shape, box)
+        assert every.index(run[0]) == box.run_in(Box.whole(shape))
+
+
+@given(several)
+def test_runs_are_those_of_the_flattened_array(case):
+    target, pieces = case
+    every = sorted(indices(target))
+    for piece in pieces:
+        if common := target.intersect(piece):
+            places = [every.index(index) for index in sorted(indices(common))]
+            run = places == list(range(places[0], places[0] + len(places)))
+            assert common.run_in(target) == (places[0] if run else None)
 
 
 @given(st.lists(st.integers(1, 5), max_size=3), st.integers(1, 7))

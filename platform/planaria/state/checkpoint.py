@@ -186,9 +186,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: {error}") from None
 
 
-def _carry_out(
-    steps: list[Run | Rows], elsewhere: list[tuple[torch.Tensor, torch.Tensor]], scratch: Scratch
-) -> None:
+def _carry_out(steps: list[Run | Rows], elsewhere: list[tuple[torch.Tensor, torch.Tensor]], scratch: Scratch) -> None:
     for step in sorted(steps, key=lambda step: (step.source.place, step.start)):
         step.fetch(scratch)
     with torch.no_grad():
