@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from planaria.state.local_write import write_chunks
 from planaria.state.manifest import NAME
 from planaria.state.storage import Buffer
-
-_SMALL, _GATHERED = 1 << 16, 1 << 18
 
 
 class LocalBlob:
@@ -82,7 +81,7 @@ class LocalStorage:
     def write(self, folder: str, name: str, chunks: Iterable[Buffer]) -> int:
         make_folder(self.root / folder)
         with open(self.path(folder, name), "wb", buffering=0) as out:
-            size = sum(write_all(out.fileno(), chunk) for chunk in gathered(chunks))
+            size = write_chunks(out.fileno(), chunks)
             os.fsync(out.fileno())
         sync_folder(self.path(folder))
         return size
@@ -149,28 +148,6 @@ class LocalStorage:
         while not place.exists() and place != place.parent:
             place = place.parent
         return shutil.disk_usage(place).free
-
-
-def gathered(chunks: Iterable[Buffer]) -> Iterator[Buffer]:
-    """The same bytes, with small neighbours joined; large chunks are handed on as they are, not copied."""
-    small = bytearray()
-    for chunk in chunks:
-        if len(chunk) < _SMALL:
-            small += chunk
-        if small and (len(chunk) >= _SMALL or len(small) >= _GATHERED):
-            yield small
-            small = bytearray()
-        if len(chunk) >= _SMALL:
-            yield chunk
-    yield small
-
-
-def write_all(fd: int, data: Buffer) -> int:
-    """Write all of ``data``, of which one system call takes at most 2 GiB; gives its size in bytes."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-    return len(data)
 
 
 def make_folder(path: Path) -> None:
