@@ -33,13 +33,15 @@ class Pool:
         key = secrets.token_bytes(16)
         address = str(folder / f"pool-{secrets.token_hex(4)}")
         store = folder / f"store-{secrets.token_hex(4)}"
-        self._connections: list[Connection] = []
-        with Listener(address, "AF_UNIX", backlog=world, authkey=key) as listener:
+        self._log = folder / f"{Path(address).name}.log"
+        with Listener(address, "AF_UNIX", backlog=world, authkey=key) as listener, self._log.open("wb") as log:
             self._processes = [
                 subprocess.Popen(
-                    [sys.executable, "-m", "_checkpoint.pool", str(rank), str(world), address, str(store)],
+                    [sys.executable, "-m", "_checkpoint", str(rank), str(world), address, str(store)],
                     env={**environment, "BENCH_POOL_KEY": key.hex()},
                     stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                 )
                 for rank in range(world)
             ]
@@ -47,7 +49,7 @@ class Pool:
             for _ in range(world):
                 connection = listener.accept()
                 found[connection.recv()] = connection
-            self._connections = [found[rank] for rank in range(world)]
+            self._connections: list[Connection] = [found[rank] for rank in range(world)]
 
     def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 120.0) -> list[Any]:
         """``function(rank, *arguments)`` on every rank, at once; the results in order of rank.
@@ -55,8 +57,11 @@ class Pool:
         Raises:
             Absent: it failed on a rank, or did not end in time. The pool cannot be used any more after the latter.
         """
-        for connection in self._connections:
-            connection.send((function, arguments))
+        for rank, connection in enumerate(self._connections):
+            try:
+                connection.send((function, arguments))
+            except OSError:
+                raise Absent(f"rank {rank} died") from None
         answers = []
         for rank, connection in enumerate(self._connections):
             if not connection.poll(limit_s):
@@ -103,9 +108,3 @@ def serve(rank: int, world: int, address: str, store: str, key: bytes) -> None:
                 traceback.print_exc()
                 answer = (f"rank {rank}: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}", None)
             connection.send(answer)
-
-
-if __name__ == "__main__":
-    import os
-
-    serve(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:], key=bytes.fromhex(os.environ.pop("BENCH_POOL_KEY")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,9 +46,16 @@ def release(me: Rank) -> None:
 
 
 def measure(me: Rank, contender: str, folder: str, number: int) -> Stall:
-    """One checkpoint; what it wrote is removed."""
+    """One checkpoint in a folder of its own, which is removed afterwards; the disk is idle before and after."""
+    place = f"{folder}/{number}"
+    if me.rank == 0 and "://" not in place:
+        os.makedirs(place)
     dist.barrier()
-    found = CONTENDERS[contender](me, folder, number)
+    found = CONTENDERS[contender](me, place, number)
+    dist.barrier()
+    if me.rank == 0:
+        shutil.rmtree(place, ignore_errors=True)
+        os.sync()
     dist.barrier()
     return found
 
@@ -66,7 +74,7 @@ def memcpy(me: Rank, folder: str, number: int) -> Stall:
 
 def disk(me: Rank, folder: str, number: int) -> Stall:
     """One file per rank: large writes, then fsync."""
-    path = Path(folder) / f"raw-{me.rank}-{number}"
+    path = Path(folder) / str(me.rank)
     buffers = [bytes_of(value) for _, _, value in me.kept["held"]]
     began = time.perf_counter()
     with open(path, "xb", buffering=0) as file:
@@ -76,7 +84,6 @@ def disk(me: Rank, folder: str, number: int) -> Stall:
                 rest = rest[os.write(file.fileno(), rest) :]
         os.fsync(file.fileno())
     took = time.perf_counter() - began
-    path.unlink()
     return {"stall": took, "durable": took}
 
 
@@ -105,7 +112,7 @@ def measure_memory(me: Rank, folder: str, number: int) -> Stall:
 
 def vault(me: Rank, root: str, number: int) -> Stall:
     """The keepers' part: shards with checksums, then one commit. Training goes on meanwhile."""
-    store = Vault(root, keep_last=1, verify_before_removal=False)
+    store = Vault(root)
     pieces = [Piece(tensor.name, tensor.shape, box, value) for tensor, box, value in me.kept["held"]]
     began = time.perf_counter()
     _write(me, store, number, pieces)
@@ -126,36 +133,34 @@ def _write(me: Rank, store: Vault, number: int, pieces: list[Piece]) -> None:
 
 def dcp_save(me: Rank, folder: str, number: int) -> Stall:
     """``save``: the training thread writes."""
-    path = _fresh(folder, "dcp", number)
     state = _once(me, "dtensors", lambda: sharded(me.kept["held"], SAVED))
     began = time.perf_counter()
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=1), planner=_planner(me, "save"))
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), planner=_planner())
     took = time.perf_counter() - began
     return {"stall": took, "durable": took}
 
 
 def dcp_thread(me: Rank, folder: str, number: int) -> Stall:
-    """``async_save`` with a thread, its staging memory kept from one checkpoint to the next."""
-    return _dcp_async(me, folder, number, "thread", AsyncCheckpointerType.THREAD)
+    """``async_save`` with a thread."""
+    return _dcp_async(me, folder, "thread", AsyncCheckpointerType.THREAD)
 
 
 def dcp_process(me: Rank, folder: str, number: int) -> Stall:
     """``async_save`` with a process, which reads the staging memory in place since it is shared."""
-    return _dcp_async(me, folder, number, "process", AsyncCheckpointerType.PROCESS)
+    return _dcp_async(me, folder, "process", AsyncCheckpointerType.PROCESS)
 
 
-def _dcp_async(me: Rank, folder: str, number: int, kind: str, executor: AsyncCheckpointerType) -> Stall:
-    path = _fresh(folder, f"dcp-{kind}", number)
+def _dcp_async(me: Rank, folder: str, kind: str, executor: AsyncCheckpointerType) -> Stall:
     state = _once(me, "dtensors", lambda: sharded(me.kept["held"], SAVED))
-    shared = executor == AsyncCheckpointerType.PROCESS
-    stager = _once(me, f"stager {kind}", lambda: DefaultStager(StagingOptions(False, shared, False, False)))
+    # Staging memory that is kept from one checkpoint to the next; the other options want an accelerator.
+    stager = _once(me, f"stager {kind}", lambda: DefaultStager(StagingOptions(False, True, False, False)))
     # A group of its own: the thread's collectives must not mix with those of the training thread.
     group = _once(me, f"group {kind}", dist.new_group)
     began = time.perf_counter()
     future = dcp.async_save(
         state,
-        storage_writer=dcp.FileSystemWriter(path, thread_count=1),
-        planner=_planner(me, kind),
+        storage_writer=dcp.FileSystemWriter(folder),
+        planner=_planner(),
         process_group=group,
         async_checkpointer_type=executor,
         async_stager=stager,
@@ -165,12 +170,8 @@ def _dcp_async(me: Rank, folder: str, number: int, kind: str, executor: AsyncChe
     return {"stall": stall, "durable": time.perf_counter() - began}
 
 
-def _planner(me: Rank, kind: str) -> dcp.DefaultSavePlanner:
+def _planner() -> dcp.DefaultSavePlanner:
     return dcp.DefaultSavePlanner(enable_plan_caching=True)
-
-
-def _fresh(folder: str, name: str, number: int) -> str:
-    return str(Path(folder) / f"{name}-{number}")
 
 
 def sharded(held: list[tuple[Global, Box, Tensor]], layout: Layout) -> dict[str, DTensor]:
