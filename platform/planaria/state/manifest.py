@@ -14,7 +14,7 @@ from typing import Any
 from planaria.state.checksum import BLOCK, DIGEST_BYTES, block_count, checksum
 from planaria.state.index import Index
 
-FORMAT = 3
+FORMAT = 4
 NAME = "manifest.json"
 
 
