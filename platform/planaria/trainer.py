@@ -182,10 +182,9 @@ def stop_message(summary: dict[str, Any], total: int) -> str:
 def result_of(summary: dict[str, Any]) -> Result:
     """A ``ray.train.Result`` for a job's summary."""
     run_dir = Path(summary["run_dir"])
-    step = summary["checkpoint_step"]
-    folder = run_dir / "checkpoints" / f"step-{step:08d}" if step is not None else None
+    folder = summary["checkpoint_path"]
     metrics = dict(summary["metrics"]) | {"evaluation": summary["evaluation"], "generations": summary["generations"]}
-    checkpoint = Checkpoint(str(folder)) if folder is not None and folder.exists() else None
+    checkpoint = Checkpoint(folder) if folder is not None and Path(folder).exists() else None
     return Result(metrics=metrics, checkpoint=checkpoint, error=None, path=str(run_dir))
 
 

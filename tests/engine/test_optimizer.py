@@ -40,7 +40,7 @@ def _shards() -> list[Shard]:
             shape,
             Box.whole(shape),
             TPCut(),
-            (),
+            frozenset(),
             True,
             1,
         )

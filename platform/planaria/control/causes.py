@@ -11,6 +11,9 @@ _PEER_KINDS = frozenset(
 )
 _PEER_WORDS = ("gloo", "connection reset", "connection closed", "nccl", "aborted", "broken pipe")
 
+ENVIRONMENT_KINDS = frozenset({"StorageUnavailable"})
+"""Errors of the surroundings, which may have passed at the next attempt; never the job's own code."""
+
 FATAL_KINDS = frozenset({"DataError", "ConfigError", "ShardingError", "LayoutError", "MemoryTooSmall"})
 """Errors that another attempt cannot mend."""
 

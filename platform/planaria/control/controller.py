@@ -19,7 +19,7 @@ import ray
 
 from planaria.config import JobConfig, vault_root
 from planaria.control import policy
-from planaria.control.causes import FATAL_KINDS, root_cause
+from planaria.control.causes import ENVIRONMENT_KINDS, FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
 from planaria.control.drains import Drains
 from planaria.control.events import Ended, Event, Gone, NodesSeen, Said, Saved, Started, StopAsked
@@ -382,6 +382,8 @@ class Controller:
         if root is not None and root.kind in ("CheckpointDamaged", "CheckpointError"):
             self._checkpoint_error(root)
             error = None  # the next attempt starts from another checkpoint, so the same error may mean another one
+        elif root is not None and root.kind in ENVIRONMENT_KINDS:
+            error = None
         elif root is not None and root.kind in FATAL_KINDS:
             raise JobFailed(root.error or str(root.kind), root.trace)
         failure = policy.Failure(cause, generation.step, error)
@@ -530,9 +532,12 @@ class Controller:
             self.state = state
 
     def _summary(self, failure: Exception | None) -> dict[str, Any]:
+        path: str | None = None
         with contextlib.suppress(CheckpointError):
-            durable = Vault(vault_root(self.job, self.run_dir), on_problem=lambda problem: None).list("shallow")
-            self.view.checkpoint_step = next((info.step for info in durable if info.intact), None)
+            durable = self.vault.list("shallow")
+            newest = next((info for info in durable if info.intact), None)
+            self.view.checkpoint_step = newest.step if newest else None
+            path = newest.path if newest else None
         return {
             "name": self.job.name,
             "state": self.state.value,
@@ -545,6 +550,7 @@ class Controller:
             "generations": [generation_row(item) for item in self.generations],
             "evaluation": self.chronicle.evaluation,
             "checkpoint_step": self.view.checkpoint_step,
+            "checkpoint_path": path,
             "bad_samples": self.chronicle.bad_samples,
             "metrics": self.view.last,
             "run_dir": self.run_dir,

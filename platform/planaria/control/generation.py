@@ -38,7 +38,7 @@ class Generation:
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""
     pause_asked: bool = False
-    """Whether its workers were asked to pause, and did not refuse for want of a checkpoint."""
+    """Whether its workers were asked to pause."""
     nodes: tuple[str, ...] = ()
     """Node of every rank."""
     token: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +55,7 @@ class Held:
     tensor: str
     global_shape: tuple[int, ...]
     box: Box
-    axes: tuple[str, ...]
+    axes: Collection[str]
     value: Tensor
 
 

@@ -16,8 +16,9 @@ from planaria.engine.initial import tied_names
 from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_parallel, apply_vocabulary_parallel
 from planaria.layout import Layout
 from planaria.recipe import ShardingRules
-from planaria.state.boxes import Box, shard_rows, split_dim
+from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
+from planaria.state.holdings import held_box, replicated_axes
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Shard:
     box: Box
     """Which part of the global tensor the local shard is."""
     cut: TPCut
-    axes: tuple[str, ...]
+    axes: frozenset[str]
     """Mesh axes over which the box is replicated: ranks that differ only on these hold this very box."""
     stored: bool
     """Whether this rank writes the box to checkpoints (exactly one rank per box does)."""
@@ -141,10 +142,10 @@ def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
 def _describe(
     name: str, parameter: nn.Parameter, shape: tuple[int, ...], cut: TPCut, layout: Layout, mesh: DeviceMesh
 ) -> Shard:
-    tp_rank, shard_rank = mesh.get_local_rank("tp"), mesh.get_local_rank("dp_shard")
-    tp_box = Box((0,) * len(shape), shape) if cut.dim is None else split_dim(shape, cut.dim, tp_rank, layout.tp)
-    box = shard_rows(tp_box.shape, shard_rank, layout.dp_shard).within(tp_box)
-    axes = ("dp_replicate",) if cut.dim is not None else ("dp_replicate", "tp")
-    stored = is_writer(layout.coords(mesh.get_rank()), axes)
+    rank = mesh.get_rank()
+    box = held_box(shape, cut.dim, None, layout, rank)
+    assert box is not None  # without pipeline stages every rank holds a part of every tensor
+    axes = replicated_axes(shape, cut.dim, None)
+    stored = is_writer(layout.coords(rank), axes)
     replicas = math.prod(getattr(layout, axis) for axis in axes)
     return Shard(name, parameter, shape, box, cut, axes, stored, replicas)

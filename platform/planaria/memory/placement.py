@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planaria.layout import Layout
 from planaria.memory.table import Table
 
 
@@ -35,16 +34,6 @@ def shipments(table: Table, own: str, ring: Sequence[str], replicas: int) -> dic
             for node in known[entry.nodes]:
                 found.setdefault(node, []).append(index)
     return found
-
-
-def holders(layout: Layout, rank: int, replicated_axes: Sequence[str]) -> list[int]:
-    """Ranks that hold the very slices that ``rank`` holds of a tensor which is replicated over these axes."""
-    own = layout.coords(rank)
-    return sorted(
-        other
-        for other in range(layout.world)
-        if all(at == own[axis] for axis, at in layout.coords(other).items() if axis not in replicated_axes)
-    )
 
 
 def duty(ranks: Sequence[int], rank: int, nodes: Sequence[str]) -> tuple[bool, bool]:

@@ -17,12 +17,12 @@ from mmap import mmap
 import torch
 from torch import Tensor
 
-from planaria.memory.buffers import HEADER_BYTES, Seal, break_seal, map_buffer, write_seal
+from planaria.memory.buffers import Seal, break_seal, map_buffer, write_seal
 from planaria.memory.control import ControlPage
 from planaria.memory.host_copy import HostCopy
 from planaria.memory.table import Table
+from planaria.memory.views import views
 from planaria.memory.wire import KeeperError, KeeperLink
-from planaria.state.dtypes import dtype_of
 
 POLL_S = 0.001
 
@@ -95,9 +95,8 @@ class Snapshots:
         """All ranks were :attr:`settled`: the newest snapshot is complete everywhere."""
         self.complete = self._newest
 
-    def take(self, step: int, tensors: Sequence[Tensor]) -> float:
-        """Copy ``tensors``, in the order of the table, as the state of ``step``; returns the seconds it took."""
-        began = time.monotonic()
+    def take(self, step: int, tensors: Sequence[Tensor]) -> None:
+        """Copy ``tensors``, in the order of the table, as the state of ``step``."""
         target = self._target()
         if target is None:
             raise KeeperError(f"no shared memory is free for the snapshot of step {step}")
@@ -111,7 +110,6 @@ class Snapshots:
                 self._link.tell({"op": "sealed", "step": step, "complete": complete, **self._name})
 
         self._copy(target.views, tensors, seal)
-        return time.monotonic() - began
 
     def wait_ready(self, limit_s: float, interrupted: Callable[[], bool]) -> bool:
         """Wait until a snapshot may be taken whatever happens; False if that takes too long."""
@@ -165,17 +163,3 @@ def _wait(condition: Callable[[], bool], limit_s: float, interrupted: Callable[[
             return False
         time.sleep(POLL_S)
     return True
-
-
-def views(memory: mmap, table: Table) -> list[Tensor]:
-    """The entries of a snapshot as tensors that share its memory."""
-    found: list[Tensor] = []
-    for entry in table.entries:
-        dtype = dtype_of(entry.dtype)
-        if entry.nbytes:
-            count = entry.nbytes // dtype.itemsize
-            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=HEADER_BYTES + entry.offset)
-            found.append(flat.view(entry.box.shape))
-        else:
-            found.append(torch.empty(entry.box.shape, dtype=dtype))
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ import torch
 from planaria.config import JobConfig
 from planaria.engine.native import NativeEngine
 from planaria.layout import Layout
-from planaria.memory.placement import duty, holders
+from planaria.memory.placement import duty
 from planaria.memory.snapshots import Snapshots
 from planaria.memory.table import Entry, Table
 from planaria.state.dtypes import code_of
 from planaria.state.errors import CheckpointError
+from planaria.state.holdings import holders
 
 WAIT_S = 600.0
 """Longest wait for the memory that a snapshot needs, or for the storage to take the checkpoint before."""
@@ -33,7 +34,7 @@ def describe(engine: NativeEngine, rank: int, nodes: Sequence[str]) -> Table:
     """
     layout: Layout = engine.layout
     entries = []
-    known: dict[tuple[str, ...], list[int]] = {}
+    known: dict[Collection[str], list[int]] = {}
     for held in engine.state():
         if held.axes not in known:
             known[held.axes] = holders(layout, rank, held.axes)
