@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.data.pictures import pairs, write_shard
 from tests.support.runs import Run, job, train_with
+from tests.support.small_disk import mounted
 
 from planaria.config import ConfigError
 from planaria.data.errors import DataError
@@ -77,13 +77,8 @@ def _fill(ballast: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(small_disk: Path) -> None:

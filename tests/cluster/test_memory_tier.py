@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.runs import Run, expected_ids, job, node_of_worker, train_with
+from tests.support.small_disk import mounted
 
 from planaria.runtime.local_cluster import LocalCluster
 from planaria.trainer import ElasticTrainer, TrainingFailed
@@ -43,13 +43,8 @@ def test_both_holders_of_a_slice_lost_at_once_cost_the_steps_since_the_checkpoin
 @pytest.fixture
 def small_memory(tmp_path: Path) -> Iterator[Path]:
     """A memory file system of 256 KiB."""
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "shm", "256k") as folder:
+        yield folder
 
 
 def test_too_little_shared_memory_is_told_with_both_sizes_before_training_starts(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 from collections.abc import Iterator
 from mmap import mmap
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.memory import SHARED, python, until
+from tests.support.small_disk import mounted
 
 from planaria.memory.buffers import (
     HEADER_BYTES,
@@ -41,14 +41,8 @@ sys.stdin.read()
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system in memory, of 8 MiB."""
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    yield folder
-    gc.collect()
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "shm", "8m") as folder:
+        yield folder
 
 
 def test_a_buffer_has_no_name(tmp_path: Path) -> None:
