@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.support.runs import Run, expected_ids, job, node_of_worker, train_wit
 from tests.support.small_disk import mounted
 
 from planaria.runtime.local_cluster import LocalCluster
+from planaria.state.vault import Vault
 from planaria.trainer import ElasticTrainer, TrainingFailed
 
 
@@ -38,6 +40,31 @@ def test_both_holders_of_a_slice_lost_at_once_cost_the_steps_since_the_checkpoin
     assert broken.ids() == expected_ids(faulty, 500)
     for step, loss in undisturbed.losses().items():
         assert broken.losses()[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
+
+
+def test_a_killed_keeper_costs_neither_a_worker_nor_a_step(tmp_path: Path) -> None:
+    config = job(tmp_path, train={"steps": 200, "global_batch": 12, "micro_batch": 4}, checkpoint={"every": 1000})
+    with LocalCluster(3):
+        train_with(config, {10: lambda: os.kill(Run(tmp_path).pids("keeper-0"), signal.SIGKILL)})
+    run = Run(tmp_path)
+    assert {event["member"] for event in run.of("lost")} == {"keeper-0"}
+    first, second, *later = run.of("generation")
+    assert (len(first["workers"]), len(second["workers"]), second["source"]) == (3, 2, "memory")
+    # The worker of that node takes part again, the same process, once the node has another keeper.
+    assert set(later[-1]["workers"]) == set(first["workers"])
+    complete = max(row["complete"] or 0 for row in run.metrics if row["gen"] == 1)
+    assert second["step"] >= complete > 0
+    assert run.ids() == expected_ids(config, 500)
+
+
+def test_a_run_that_another_controller_has_taken_over_ends_and_says_so(tmp_path: Path) -> None:
+    config = job(tmp_path, train={"steps": 2000, "global_batch": 6}, checkpoint={"every": 10})
+    with LocalCluster(3), pytest.raises(TrainingFailed, match="the next submission"):
+        train_with(config, {15: lambda: Vault(tmp_path / "run").claim("the next submission")})
+    checkpoint = Vault(tmp_path / "run").latest_intact(deep=True)
+    assert checkpoint is not None
+    with checkpoint:
+        assert checkpoint.step >= 10
 
 
 @pytest.fixture
