@@ -391,7 +391,10 @@ class Controller:
         decision = policy.FailurePolicy(self.job.elastic.max_failures).decide(self.history)
         if isinstance(decision, policy.GiveUp):
             raise JobFailed(decision.reason, root.trace if root is not None else None)
-        lost = f"lost {', '.join(sorted(generation.lost))}" if generation.lost else ""
+        # Of a node that is gone the workers are worth naming; its keeper only where it went alone.
+        gone = sorted(generation.lost)
+        gone = [ident for ident in gone if not self.staff.is_keeper(ident)] or gone
+        lost = f"lost {', '.join(gone)}" if gone else ""
         self._cause = generation.hung or lost or str(error or cause)[:100]
         self._planned = False
 
