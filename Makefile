@@ -1,7 +1,7 @@
 # make setup   a virtual environment in .venv with everything pinned
 # make demo    train on four local Ray nodes, lose one, go on
 # make test    format, lint, types, tests
-# make soak    kill 30 nodes at random moments, one after another (PLANARIA_KILLS, PLANARIA_SEED); about 20 minutes
+# make soak    kill 30 nodes at random moments, one after another (PLANARIA_KILLS, PLANARIA_SEED)
 # make bench   run every benchmark, render docs/benchmarks.md
 #
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)

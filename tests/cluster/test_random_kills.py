@@ -41,7 +41,7 @@ class Reaper:
         self._cluster.add_node()
 
 
-@pytest.mark.timeout(240 + 60 * KILLS)
+@pytest.mark.timeout(240 + 120 * KILLS)
 def test_nodes_killed_at_random_moments_cost_no_step_that_memory_still_had(tmp_path: Path) -> None:
     steps = 200 + 250 * KILLS
     config = job(
