@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.data.pictures import pairs, write_shard
-from tests.support.runs import Run, job, train_with
+from tests.support.runs import Run, job, train_with, wait_for
 from tests.support.small_disk import mounted
 
 from planaria.config import ConfigError
@@ -100,8 +100,14 @@ def test_a_full_disk_at_the_last_checkpoint_fails_the_job_and_keeps_the_older_on
     config = job(
         small_disk, train={"steps": 40, "global_batch": 8}, elastic={"max_workers": 2}, checkpoint={"every": 5}
     )
+
+    def fill() -> None:
+        durable = Vault(small_disk / "run")
+        wait_for(lambda: any(info.step >= 10 for info in durable.list("names")), 30, "the checkpoint of step 10")
+        _fill(small_disk / "ballast")
+
     with LocalCluster(2), pytest.raises(TrainingFailed, match="no space"):
-        train_with(config, {13: lambda: _fill(small_disk / "ballast")})  # the checkpoint of step 10 takes a moment
+        train_with(config, {10: fill})
     checkpoint = Vault(small_disk / "run").latest_intact(deep=True)
     assert checkpoint is not None
     with checkpoint:

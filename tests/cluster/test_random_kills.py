@@ -43,7 +43,7 @@ class Reaper:
 
 @pytest.mark.timeout(240 + 120 * KILLS)
 def test_nodes_killed_at_random_moments_cost_no_step_that_memory_still_had(tmp_path: Path) -> None:
-    steps = 200 + 250 * KILLS
+    steps = 200 + 150 * KILLS
     config = job(
         tmp_path,
         train={"steps": steps, "global_batch": 6, "micro_batch": 2},
