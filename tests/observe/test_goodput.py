@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from planaria.observe.goodput import CLASSES, Account
 
 SECONDS = st.floats(0, 30)
+STEPS = st.tuples(st.just("step"), st.integers(0, 3), SECONDS, SECONDS, SECONDS, st.booleans())
 EVENTS = st.one_of(
+    STEPS,
     st.tuples(
         st.just("enter"),
         st.sampled_from(["waiting", "forming", "running", "recovering", "resizing", "stopping", "unheard of"]),
@@ -19,7 +21,6 @@ EVENTS = st.one_of(
     st.tuples(st.just("fault"), st.none() | SECONDS),
     st.tuples(st.just("begin"), st.integers(0, 40)),
     st.tuples(st.just("ready"), st.dictionaries(st.sampled_from(["form", "build", "restore"]), SECONDS)),
-    st.tuples(st.just("step"), st.integers(0, 3), SECONDS, SECONDS, SECONDS, st.booleans()),
     st.tuples(st.just("evaluation"), st.booleans()),
     st.tuples(st.just("rollback"), st.integers(0, 40)),
     st.tuples(st.just("enter"), st.sampled_from(["finished", "stopped", "failed"])),
@@ -83,6 +84,20 @@ def begun(step: int = 0) -> Account:
     account.ready({"form": 1.0, "build": 1.0, "restore": 1.0})
     account.step(step, 1.0, 0.0, 0.0, 111.0)
     return account
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2), st.floats(0, 2)), min_size=2, max_size=9))
+def test_reports_that_jitter_leave_no_gap_and_count_nothing_twice(reports):
+    account, now, told = begun(), 111.0, 1.0
+    for step, (span, step_s, data_s, snapshot_s) in enumerate(reports, 1):
+        now, told = now + span, told + step_s
+        account.step(step, step_s, data_s, snapshot_s, now)
+        seen = account.view(now)
+        assert sum(seen[name] for name in CLASSES) == pytest.approx(now - 100.0, abs=1e-6)
+        assert all(seen[name] >= 0 for name in CLASSES)
+        assert seen["productive"] + seen["data_wait"] + seen["checkpoint"] <= told + 1e-6
+        assert seen["startup"] == pytest.approx(10)
 
 
 def test_a_step_is_divided_as_its_worker_says():
