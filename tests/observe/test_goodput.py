@@ -152,6 +152,15 @@ def test_recovery_is_told_by_phase_and_the_undone_steps_are_lost():
     }
 
 
+def test_a_step_that_ended_before_the_fault_but_is_told_after_it_counts():
+    account = begun()
+    account.fault(112.5)
+    account.step(1, 1.0, 0.25, 0.0, 112.6)
+    account.enter("forming", 113.0)
+    account.begin(2, 113.0)  # the survivors hold it
+    assert spent(account, 113.0) == {"startup": 10, "productive": 1.75, "lost": 0.75, "recovery_abort": 0.5}
+
+
 def test_a_fault_while_a_recovery_is_under_way_leaves_each_its_part():
     account = begun()
     account.enter("recovering", 111.5)

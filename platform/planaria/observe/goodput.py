@@ -59,6 +59,8 @@ class Account:
         """Step that the first entry of ``_steps`` is of."""
         self._steps = array("q")
         """Productive time of every step that counts so far: what a rollback takes away."""
+        self._broken = 0
+        """Of ``lost``: the step that was under way when the last fault came."""
         self._usual: deque[int] = deque(maxlen=WINDOW)
         self._late = 0
         """Time in ``other`` that passed between reports: a report that was late left it, and the next one,
@@ -132,11 +134,12 @@ class Account:
             if self._closed:
                 return
             took, wait, kept = (max(0, _ns(seconds)) for seconds in (step_s, data_wait_s, snapshot_s))
-            span = self._move(_ns(now))
             if self._open == UNDER_WAY:
-                work = self._next_step(span, took, wait, kept)
+                work = self._next_step(self._move(_ns(now)), took, wait, kept)
+            elif self._open == "waiting" or self._open.startswith("recovery"):
+                work = self._last_step(took, wait, kept)
             else:
-                work = self._first_step(span, took, wait, kept)
+                work = self._first_step(self._move(_ns(now)), took, wait, kept)
                 self._open, self._started, self._planned = UNDER_WAY, True, False
             self._note(step, work, counts)
 
@@ -204,7 +207,9 @@ class Account:
         self._leave = "lost"
         if self._open == "evaluation":
             self._open = UNDER_WAY  # it will be done again
+        lost = self._spent["lost"]
         self._settle(min(since, now))
+        self._broken = self._spent["lost"] - lost
         self._spent["recovery_detect"] += self._move(now)
         self._open, self._planned, self._started = "recovery_abort", False, True
 
@@ -237,6 +242,14 @@ class Account:
         self._spent["checkpoint"] += kept
         work = body - wait - kept
         self._usual.append(work)
+        return work
+
+    def _last_step(self, took: int, wait: int, kept: int) -> int:
+        """A step was completed after all, though the news of it came behind that of a fault; returns what of the
+        step that seemed to be broken off is productive."""
+        work = min(max(0, took - wait - kept), self._broken)
+        self._broken -= work
+        self._spent["lost"] -= work
         return work
 
     def _note(self, step: int, work: int, counts: bool) -> None:

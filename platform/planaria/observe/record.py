@@ -21,7 +21,7 @@ class RunRecord:
 
     ``events.jsonl``: what happened and why. ``metrics.jsonl``: one row per executed step (a step that is
     redone after a rollback appears again, with its new generation; the last row counts). ``ledger.jsonl``:
-    the ids that each step consumed.
+    the ids that each step consumed. ``goodput.jsonl``: now and then, where the wall time has gone so far.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -53,6 +53,11 @@ class RunRecord:
         """Record the dataset indices that ``step`` consumed, all ranks together: ``whole``, or as a digest."""
         held = {"ids": ids} if whole else {"count": len(ids), "digest": set_digest(ids)}
         self._append("ledger", {"step": step, "gen": generation, **held})
+
+    def goodput(self, account: Mapping[str, float]) -> None:
+        """Record where the wall time has gone so far, seconds by class."""
+        rounded = {name: round(seconds, 4) for name, seconds in account.items()}
+        self._append("goodput", {"time": time.time(), **rounded})
 
     def summary(self, tree: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
