@@ -106,6 +106,7 @@ class Controller:
         """What the live view shows; plain values. That somebody asks is the sign that the driver lives."""
         self._driver_at = time.monotonic()
         view = self.view
+        view.goodput = self.chronicle.account.view(self._driver_at)
         view.state, view.last_event = self.state.value, self.record.last_event
         view.workers = len(self.generations[-1].members) if self.generations else 0
         view.ready = sum(1 for _ in self.staff.workers.of(Life.READY))
@@ -281,6 +282,7 @@ class Controller:
                 ),
             )
         self.custody.begun(generation, source)
+        self.chronicle.account.begin(step, time.monotonic())
         return generation
 
     def _member(self, ident: str) -> Member:
@@ -325,17 +327,20 @@ class Controller:
         for member in [*staff.workers.of(Life.READY), *staff.loaders.of(Life.READY), *staff.keepers.of(Life.READY)]:
             silent = self.beacon.silence(member.ident)
             if silent is not None and silent > limits.silence_s:
+                generation.silent_since = time.monotonic() - silent
                 self._lose(member.ident, generation, f"silent for {silent:.1f} s")
         stuck = time.monotonic() - generation.last_word_at
         # Until its first step a generation builds and restores, which a large model may do for long in silence.
         if stuck > (limits.hang_s if generation.first_step_at is not None else max(limits.hang_s, RESTORE_LIMIT_S)):
             self.record.event("hang", f"no progress for {stuck:.0f} s", gen=generation.number, step=generation.step)
             generation.hung = f"no progress for {stuck:.0f} s"
+            generation.silent_since = generation.last_word_at
         return bool(generation.lost or generation.hung)
 
     def _abort(self, generation: Generation) -> None:
         """End a broken generation everywhere; whoever does not return in time is ended and counted as lost."""
         self._change_at = evidence = time.monotonic()
+        self.chronicle.account.fault(evidence, generation.silent_since)
         self._enter(State.RECOVERING)
         for ident, why in list(generation.lost.items())[:1]:
             self.record.event("fault", f"{ident}: {why}", gen=generation.number, member=ident, step=generation.step)
@@ -533,6 +538,7 @@ class Controller:
     def _enter(self, state: State) -> None:
         if state is not self.state:
             self.record.transition(self.state, state)
+            self.chronicle.account.enter(state.value, time.monotonic())
             self.state = state
 
     def _summary(self, failure: Exception | None) -> dict[str, Any]:
@@ -548,6 +554,7 @@ class Controller:
             "seconds": time.time() - self._began,
             "generations": [generation_row(item) for item in self.generations],
             "evaluation": self.chronicle.evaluation,
+            "goodput": self.chronicle.account.view(time.monotonic()),
             "checkpoint_step": step,
             "checkpoint_path": path,
             "bad_samples": self.chronicle.bad_samples,

@@ -21,7 +21,8 @@ class RunRecord:
 
     ``events.jsonl``: what happened and why. ``metrics.jsonl``: one row per executed step (a step that is
     redone after a rollback appears again, with its new generation; the last row counts). ``ledger.jsonl``:
-    the ids that each step consumed. ``journal.jsonl``: what a controller that returns must know.
+    the ids that each step consumed. ``goodput.jsonl``: now and then, where the wall time has gone so far.
+    ``journal.jsonl``: what a controller that returns must know.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -66,6 +67,11 @@ class RunRecord:
         """Bytes recorded so far; the folder may hold the records of earlier submissions."""
         files = {name: self.path / f"{name}.jsonl" for name in ("events", "metrics", "ledger")}
         return {name: file.stat().st_size if file.exists() else 0 for name, file in files.items()}
+
+    def goodput(self, account: Mapping[str, float]) -> None:
+        """Record where the wall time has gone so far, seconds by class."""
+        rounded = {name: round(seconds, 4) for name, seconds in account.items()}
+        self._append("goodput", {"time": time.time(), **rounded})
 
     def summary(self, tree: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
