@@ -203,6 +203,14 @@ class ElasticConfig(Section):
         return self
 
 
+class HealthConfig(Section):
+    """What the job checks of itself while it trains."""
+
+    check_replicas_every: int = Field(
+        0, ge=0, description="steps between comparisons of data-parallel replicas, bit by bit; 0: never"
+    )
+
+
 class ResourcesConfig(Section):
     """What one worker occupies on its node."""
 
@@ -265,6 +273,7 @@ class JobConfig(Section):
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
+    health: HealthConfig = HealthConfig()
     resources: ResourcesConfig = ResourcesConfig()
     memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

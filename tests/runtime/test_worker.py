@@ -47,6 +47,7 @@ def stage(tmp_path, monkeypatch) -> Iterator[Stage]:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     found = Stage(str(tmp_path))
     yield found
+    found.worker._notices.close()
     found.worker._beacon.close()  # first: a worker whose line is cut ends its process
     found.beacon.close()
 
