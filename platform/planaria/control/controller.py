@@ -277,8 +277,8 @@ class Controller:
                     step,
                     source,
                     durable,
-                    self._member(ident).gpus,
                     strict,
+                    gpus=self._member(ident).gpus,
                 ),
             )
         self.custody.begun(generation, source)

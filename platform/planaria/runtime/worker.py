@@ -67,12 +67,12 @@ class Order:
     """Where that state is: in the nodes' memory, or the checkpoint of that step; None: the initial weights."""
     durable: int | None
     """Step that durable storage holds, if it is that of ``source``."""
-    gpus: str
-    """Devices that a standby takes over from the worker whose place it has."""
     strict: bool
     """Whether to fail where there is too little memory for all snapshots."""
     skips: tuple[tuple[int, int], ...] = ()
     """Windows of the data that are left out, as (first, last) batch; see :mod:`planaria.data.skips`."""
+    gpus: str = ""
+    """Devices that a standby takes over from the worker whose place it has."""
 
 
 class Worker:
