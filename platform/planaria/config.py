@@ -177,6 +177,7 @@ class ElasticConfig(Section):
         3, ge=-1, description="failures in a row without a new step before the job stops; -1: no limit"
     )
     wait_s: float = Field(300.0, gt=0, description="longest wait for min_workers")
+    settle_s: float = Field(5.0, ge=0, description="quiet time of the set of ready workers before the job grows")
     silence_s: float = Field(20.0, gt=0, description="a worker whose process says nothing for longer counts as lost")
     abort_s: float = Field(2.0, gt=0, description="a worker that takes longer to leave a broken collective is replaced")
     hang_s: float = Field(300.0, gt=0, description="longest step before the generation counts as hung")

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from planaria.config import JobConfig, vault_root
-from planaria.control import policy
+from planaria.control import policies as policy
 from planaria.control.causes import ENVIRONMENT_KINDS, FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
 from planaria.control.drains import Drains
