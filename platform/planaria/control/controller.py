@@ -15,7 +15,8 @@ from typing import Any
 import ray
 
 from planaria.config import JobConfig
-from planaria.control import journal, policy
+from planaria.control import journal
+from planaria.control import policies as policy
 from planaria.control.causes import ENVIRONMENT_KINDS, FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
 from planaria.control.custody import Custody, step_of, where
