@@ -42,9 +42,10 @@ class RunRecord:
         self.last_event = text
         self._append("events", {"time": time.time(), "event": kind, "text": text, **fields})
 
-    def transition(self, before: str, after: str) -> None:
-        """Record that the job went from one state to another."""
-        self._append("events", {"time": time.time(), "event": "state", "from": before, "to": after})
+    def transition(self, before: str, after: str, cause: str, seconds: float) -> None:
+        """Record that the job went from one state, in which it was for so many seconds, to another."""
+        row = {"event": "state", "from": before, "to": after, "cause": cause, "seconds": seconds}
+        self._append("events", {"time": time.time(), **row})
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Record one executed step."""
