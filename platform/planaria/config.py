@@ -191,7 +191,10 @@ class ElasticConfig(Section):
         "stop", description="when the driver is gone for orphan_s: end with a checkpoint, or train to the end without"
     )
     node_failures: int = Field(
-        3, ge=0, le=32, description="failures on one node within ten minutes before it is quarantined for a while; 0: no limit"
+        3,
+        ge=0,
+        le=32,
+        description="failures on a node within ten minutes that put it in quarantine; 0: no limit",
     )
     straggler_ratio: float = Field(
         1.5, gt=1, description="a rank that computes this many times longer than the median is a straggler"
