@@ -116,6 +116,14 @@ def test_whoever_is_behind_but_gets_on_is_waited_for():
     assert look(world(word(0, at=0), word(1, "step", 6, micro=2, at=95)), 100) is None
 
 
+def test_of_several_behind_the_last_to_come_there_is_waited_for():
+    words = world(word(0, at=0), word(1, "step", 6, at=0), word(2, "step", 6, at=15), word(3, at=0))
+    assert look(words, 30) is None
+    hang = look(words, 36)
+    assert hang is not None
+    assert hang.culprits == (1, 2)
+
+
 def test_waiting_for_one_who_may_take_long_is_no_hang():
     for phase in ("data", "checkpoint"):
         words = world(word(0, "evaluate", 7, at=0), word(1, phase, 7, at=0))
