@@ -194,7 +194,7 @@ class ElasticConfig(Section):
         3,
         ge=0,
         le=32,
-        description="failures on a node within ten minutes that put it in quarantine; 0: no limit",
+        description="failures on one node within ten minutes before it is quarantined for a while; 0: no limit",
     )
     straggler_ratio: float = Field(
         1.5, gt=1, description="a rank that computes this many times longer than the median is a straggler"
@@ -215,6 +215,14 @@ class ElasticConfig(Section):
                 "lower min_workers or raise max_workers"
             )
         return self
+
+
+class HealthConfig(Section):
+    """What the job checks of itself while it trains."""
+
+    check_replicas_every: int = Field(
+        0, ge=0, description="steps between comparisons of data-parallel replicas, bit by bit; 0: never"
+    )
 
 
 class ResourcesConfig(Section):
@@ -279,6 +287,7 @@ class JobConfig(Section):
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
+    health: HealthConfig = HealthConfig()
     resources: ResourcesConfig = ResourcesConfig()
     memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -35,8 +35,8 @@ class Generation:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""
-    pause_asked: bool = False
-    """Whether its workers were asked to pause."""
+    pause_cause: str = ""
+    """State of the job that its workers were asked to pause for."""
     nodes: tuple[str, ...] = ()
     """Node of every rank."""
     token: str = ""
@@ -49,6 +49,8 @@ class Generation:
     """Last step whose samples are on record."""
     problems: dict[int, str] = field(default_factory=dict)
     """Why the checkpoint of a step failed, by step."""
+    silent_since: float | None = None
+    """When the member that was lost, or hung, was last heard of, if that was long before the fault was found."""
     hung: str = ""
     """That nobody got ahead any more, if that ended it."""
     _ids: dict[int, dict[int, list[int]]] = field(default_factory=dict)

@@ -52,9 +52,9 @@ class Loader:
         self._beacon.adopt(beacon)
         return self.ready()
 
-    def build(self, step: int, lo: int, hi: int, count: int) -> BuiltSlice:
-        """Offsets [lo, hi) of the batch of ``step`` as ``count`` micro-batches."""
-        key = (step, lo, hi, count)
+    def build(self, number: int, lo: int, hi: int, count: int) -> BuiltSlice:
+        """Offsets [lo, hi) of batch ``number`` as ``count`` micro-batches."""
+        key = (number, lo, hi, count)
         with self._lock:
             if key not in self._built:
                 self._built[key] = self._train.build(*key)

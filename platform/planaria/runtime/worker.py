@@ -28,7 +28,10 @@ from planaria.runtime.groups import Groups, Rendezvous
 from planaria.runtime.hello import Hello
 from planaria.runtime.keeping import Keeping, describe
 from planaria.runtime.loop import Report, Requests, train
+from planaria.runtime.notices import Notices
 from planaria.runtime.outcome import End, Outcome
+from planaria.runtime.progress import Progress
+from planaria.runtime.stacks import stacks
 from planaria.state.vault import Vault
 
 
@@ -64,10 +67,12 @@ class Order:
     """Where that state is: in the nodes' memory, or the checkpoint of that step; None: the initial weights."""
     durable: int | None
     """Step that durable storage holds, if it is that of ``source``."""
-    gpus: str
-    """Devices that a standby takes over from the worker whose place it has."""
     strict: bool
     """Whether to fail where there is too little memory for all snapshots."""
+    skips: tuple[tuple[int, int], ...] = ()
+    """Windows of the data that are left out, as (first, last) batch; see :mod:`planaria.data.skips`."""
+    gpus: str = ""
+    """Devices that a standby takes over from the worker whose place it has."""
 
 
 class Worker:
@@ -97,6 +102,8 @@ class Worker:
         # A process that the controller gave up, and that it could not reach to end it, must not train on; one whose
         # controller is gone trains on until that returns.
         self._beacon = Beacon(spec.beacon, spec.ident, lease_s=spec.job.elastic.orphan_s)
+        self._notices = Notices(lambda why: self._beacon.send({"t": "notice", "why": why}))
+        self._training: tuple[int, int, Progress] | None = None
 
     def ready(self) -> Hello:
         """Who this is, once the process has imported everything that training needs."""
@@ -143,24 +150,44 @@ class Worker:
         self._beacon.send({"t": "end", "gen": generation, "rank": rank, "outcome": asdict(outcome)})
 
     def _play(self, order: Order, groups: Groups, outcome: Outcome, requests: Requests) -> None:
-        spec, rendezvous = self.spec, order.rendezvous
+        rendezvous = order.rendezvous
 
         def report(message: dict[str, Any]) -> None:
             self._beacon.send(message | {"gen": rendezvous.generation, "rank": rendezvous.rank})
 
+        progress = Progress(report, order.step)
+        self._training = (threading.get_ident(), rendezvous.generation, progress)
+        try:
+            self._train(order, groups, outcome, requests, report, progress)
+        finally:
+            self._training = None
+            progress.close()
+
+    def _train(
+        self,
+        order: Order,
+        groups: Groups,
+        outcome: Outcome,
+        requests: Requests,
+        report: Report,
+        progress: Progress,
+    ) -> None:
+        spec, rendezvous = self.spec, order.rendezvous
         feed = self._open_feed(order, groups)
         feed.ask(order.step)  # the loaders build the first batch while the groups form and the state arrives
         clock = time.monotonic()
         mesh = groups.form()
         clock = _lap(outcome, "form", clock)
+        progress.at(order.step, "building")
         engine = NativeEngine(spec.recipe, spec.job, rendezvous.layout, mesh, self.device)
         clock = _lap(outcome, "build", clock)
+        progress.at(order.step, "restoring")
         self._restore(engine, order)
         _lap(outcome, "restore", clock)
         report({"t": "ready", "step": engine.step_done, "phases": outcome.phases})
-        keeping = self._open_keeping(engine, order, report, lambda: groups.aborted)
+        keeping = self._open_keeping(engine, order, report, lambda: groups.aborted, progress)
         try:
-            outcome.end = train(engine, feed, keeping, spec.job, requests, report)
+            outcome.end = train(engine, feed, keeping, spec.job, requests, report, progress.at)
         finally:
             outcome.step = engine.step_done
             keeping.close()
@@ -177,23 +204,45 @@ class Worker:
                 engine.load(checkpoint)
 
     def _open_keeping(
-        self, engine: NativeEngine, order: Order, report: Report, interrupted: Callable[[], bool]
+        self,
+        engine: NativeEngine,
+        order: Order,
+        report: Report,
+        interrupted: Callable[[], bool],
+        progress: Progress,
     ) -> Keeping:
         rank = order.rendezvous.rank
         table = describe(engine, rank, order.nodes)
         snapshots = Snapshots(
             KeeperLink(order.keeper), order.rendezvous.generation, self.spec.ident, table, self.device, order.strict
         )
-        return Keeping(snapshots, table, engine, self.spec.job, order.token, order.durable, report, interrupted)
+        return Keeping(
+            snapshots, table, engine, self.spec.job, order.token, order.durable, report, interrupted, at=progress.at
+        )
 
     def _open_feed(self, order: Order, groups: Groups) -> LoaderFeed:
         rendezvous = order.rendezvous
         with self._lock:  # the loaders may have changed since the order, while the groups were formed
             generation, changed = self._loaders
             loaders = changed if generation == rendezvous.generation else order.loaders
-            feed = LoaderFeed(self.spec.job, rendezvous.layout, rendezvous.rank, loaders, lambda: groups.aborted)
+            feed = LoaderFeed(
+                self.spec.job, rendezvous.layout, rendezvous.rank, loaders, lambda: groups.aborted, order.skips
+            )
             self._feed = feed
         return feed
+
+    def stacks(self) -> str:
+        """Where this rank is, and the stacks of all Python threads of this process, the training thread first.
+
+        Answers while the training thread waits in a collective.
+        """
+        training = self._training
+        if training is None:
+            return f"{self.spec.ident}, process {os.getpid()}: in no generation\n" + stacks()
+        thread, generation, progress = training
+        place, seconds = progress.where()
+        at = f"generation {generation}, {place}, for {seconds:.1f} s"
+        return f"{self.spec.ident}, process {os.getpid()}: {at}\n" + stacks(thread)
 
     def set_loaders(self, generation: int, loaders: Sequence[Any]) -> None:
         """Use these loaders from now on in ``generation``."""
