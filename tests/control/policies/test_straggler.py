@@ -94,7 +94,18 @@ def test_another_node_starts_with_a_clean_record():
     standing = after(*[slow] * WINDOWS)
     moved = judge(slow, nodes(4) | {2: "elsewhere"}, standing, RATIO)
     assert ranks(moved) == []
-    assert moved.slow == {(2, "elsewhere"): 1}
+    assert moved.slow == {("rank 2", "elsewhere"): 1}
+
+
+def test_a_record_follows_its_process_to_another_rank():
+    names = {rank: f"worker-{rank}" for rank in range(4)}
+    standing = Standing()
+    for _ in range(WINDOWS):
+        standing = judge(window(1, 1, 2, 1), nodes(4), standing, RATIO, names)
+    assert standing.stragglers[0].member == "worker-2"
+    # The first node is lost: ranks move up by two, nodes stay with their processes.
+    moved = judge(window(2, 1), {0: "node1", 1: "node1"}, standing, RATIO, {0: "worker-2", 1: "worker-3"})
+    assert [(item.rank, item.member, item.node) for item in moved.stragglers] == [(0, "worker-2", "node1")]
 
 
 def test_ranks_without_times_are_not_judged():
