@@ -30,12 +30,13 @@ def test_a_notice_is_followed_by_the_loss():
 
 
 def check_fleet(fleet: Fleet) -> None:
-    assert fleet.plan is not None
-    nodes = [fleet._node(ident) for ident in fleet.plan.ranks]
+    ranks = fleet._ranks()
+    assert ranks or fleet.waiting
+    nodes = [fleet._node(ident) for ident in ranks]
     assert set(nodes) <= set(fleet.capacity)
     assert not any(fleet.trust.held(node, fleet.now) for node in nodes)
-    assert {word.member for word in fleet.words.values()} == set(fleet.plan.ranks)
-    assert max(Counter(slot.node for slot in fleet.workers.slots()).values()) <= fleet.per_machine
+    assert {word.member for word in fleet.words.values()} == set(ranks)
+    assert max(Counter(slot.node for slot in fleet.workers.slots()).values(), default=0) <= fleet.per_machine
 
 
 @pytest.mark.parametrize("name", control.TRACES)
@@ -73,6 +74,16 @@ def test_every_kind_of_fault_meets_its_policy():
     assert len(fleet.plan.ranks) == 32  # two machines of six are gone; those in quarantine have served their time
     assert fleet.plan.layout.tp == 8
     assert after("back", 5, 20) == {} and len(fleet.plan.ranks) == 40
+
+
+def test_a_fleet_that_is_gone_waits_and_goes_on():
+    fleet = Fleet(3, 8, seed=1)
+    for machine in range(3):
+        fleet.take(Fault(1.0 + machine, "lost", machine))
+        fleet.tick()
+    assert fleet.waiting and not fleet.words
+    fleet.take(Fault(60, "back", 1))
+    assert not fleet.waiting and len(fleet.words) == 8
 
 
 def test_percentiles_by_nearest_rank():

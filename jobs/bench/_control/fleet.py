@@ -18,6 +18,7 @@ from planaria.control.policies.drain import Leave, Notice, drain
 from planaria.control.policies.failure import Failure, FailurePolicy, Generation
 from planaria.control.policies.numerics import judge_steps, vote
 from planaria.control.policies.resize import Calm, Grow, growths_undone, resize, settle_time
+from planaria.control.policies.waiting import Start, wait
 from planaria.planner.plan import ModelFacts, Plan, WorkerSlot, plan
 from planaria.runtime.hello import Hello
 
@@ -80,6 +81,9 @@ class Fleet:
         self.standbys: dict[str, str] = {}
         self.notices: dict[str, Notice] = {}
         self.plan: Plan | None = None
+        """The newest; it holds unless the job waits."""
+        self.waiting = False
+        """Whether too few workers are left."""
         self.place: dict[str, int] = {}
         """Rank by member."""
         self.words: dict[int, hangs.Word] = {}
@@ -118,11 +122,10 @@ class Fleet:
     def _hear(self) -> None:
         """A heartbeat, a word and a compute time of every rank."""
         self.step += 1
-        plan, noise, now = self.plan, self.rng.gauss, self.now
-        assert plan is not None
+        noise, now = self.rng.gauss, self.now
         waits = bool(self.stuck & self.place.keys())  # if one is stuck, the others get as far as the next collective
         number = len(self.history) + 1
-        for rank, ident in enumerate(plan.ranks):
+        for rank, ident in enumerate(self._ranks()):
             old = self.words[rank]
             if waits:
                 here = old if ident in self.stuck or old.phase == "reduce" else None
@@ -190,7 +193,7 @@ class Fleet:
                 self._lose(word.member)
                 self._judge(word.node)
             self._todo.append((hang.why, True))
-        elif len(self.seconds[0]) == WINDOW:
+        elif self.seconds and len(self.seconds[0]) == WINDOW:
             known = {item.seat for item in self.standing.stragglers}
             self.standing = self.watch.time("straggler", self._compare_times)
             new = [item for item in self.standing.stragglers if item.seat not in known]
@@ -321,7 +324,10 @@ class Fleet:
     # -- the way back to training ------------------------------------------------------------------
 
     def _carry_out(self) -> None:
-        if self._todo:
+        if self.waiting:
+            self._start()
+            self._replan("too few workers", failed=False)
+        elif self._todo:
             why, _ = self._todo[0]
             failed = any(failed for _, failed in self._todo)
             for ident in [*self.stuck] if failed else ():
@@ -331,15 +337,20 @@ class Fleet:
 
     def _replan(self, why: str, failed: bool) -> None:
         last = Generation(len(self.history) + 1, self.step, Failure(why, self.step) if failed else None)
-        if self.plan is not None:
+        if self.plan is not None and not self.waiting:
             self.history.append(last)
             policy = FailurePolicy(self.job.elastic.max_failures)
             self.watch.time("failure", policy.decide, self.history)
         slots = self._slots()
+        self.began = self.now
+        decision = self.watch.time("waiting", wait, len(slots), 0.0, self.job.elastic)
+        self.waiting = not isinstance(decision, Start)
+        if self.waiting:
+            self.place, self.words, self.seconds = {}, {}, {}
+            return
         self.plan = self.watch.time(
             "replan", plan, slots, self.job.layout, FACTS, self.job.train.global_batch, self.plan
         )
-        self.began = self.now
         self.place = {ident: rank for rank, ident in enumerate(self.plan.ranks)}
         number = len(self.history) + 1
         self.words = {
@@ -349,7 +360,7 @@ class Fleet:
         self.seconds = {rank: [] for rank in range(len(self.plan.ranks))}
 
     def _ranks(self) -> tuple[str, ...]:
-        return self.plan.ranks if self.plan is not None else ()
+        return self.plan.ranks if self.plan is not None and not self.waiting else ()
 
     def _slots(self) -> list[WorkerSlot]:
         return [slot for slot in self.workers.slots() if not self.trust.held(slot.node, self.now)]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 ZONES = 10
 RACK = 16
 """Nodes that lose power together."""
+RESTLESS = 2
+"""Machines that come and go all the time."""
 NOTICE_S = 120.0
 
 
@@ -58,20 +60,23 @@ def _aftermath(fault: Fault, rng: random.Random) -> list[Fault]:
 
 def _spot(machines: int, faults: int, seconds: float, rng: random.Random) -> list[Fault]:
     found: list[Fault] = []
-    zone = max(1, machines // ZONES)
-    while len(found) < faults * 0.5:  # waves: a tenth of a zone, staggered over ten seconds
-        at, first = rng.uniform(0, seconds), rng.randrange(min(ZONES, machines)) * zone
-        for machine in rng.sample(range(first, min(first + zone, machines)), max(1, zone // 10)):
+    zones = min(ZONES, machines)
+    zone = machines // zones
+    size = max(1, zone // 10)
+    for _ in range(max(1, round(0.5 * faults / size))):  # waves: a tenth of a zone, staggered over ten seconds
+        at, first = rng.uniform(0, seconds), rng.randrange(zones) * zone
+        for machine in rng.sample(range(first, first + zone), size):
             found.append(Fault(at + rng.uniform(0, 10), "notice", machine))
             found += _aftermath(found[-1], rng)
-    while len(found) < faults * 0.7:  # racks
+    for _ in range(max(1, round(0.2 * faults / RACK))):  # racks
         at, first = rng.uniform(0, seconds), rng.randrange(machines)
         for machine in range(first, min(first + RACK, machines)):
             found.append(Fault(at + rng.uniform(0, 0.2), "lost", machine))
             found += _aftermath(found[-1], rng)
-    for machine in rng.sample(range(machines), min(5, machines)):  # machines that come and go
-        at, period = rng.uniform(0, 30), rng.uniform(15, 60)
-        while at < seconds and len(found) < faults * 0.9:
+    for machine in rng.sample(range(machines), min(RESTLESS, machines)):  # machines that come and go
+        period = rng.uniform(60, 180)
+        at = rng.uniform(0, period)
+        while at < seconds:
             found += [Fault(at, "lost", machine), Fault(at + period / 2, "back", machine)]
             at += period
-    return found + _random(machines, faults // 10, seconds, rng)
+    return found + _random(machines, max(1, round(0.3 * faults)), seconds, rng)
