@@ -15,7 +15,7 @@ from planaria.config import parse
 from planaria.layout import Layout
 from planaria.memory.wire import KeeperAddress
 from planaria.recipe import Recipe
-from planaria.runtime.beacon import BeaconServer
+from planaria.runtime.beacon_server import BeaconServer
 from planaria.runtime.fleet import actor_class
 from planaria.runtime.groups import Rendezvous, host_store
 from planaria.runtime.local_cluster import LocalCluster

@@ -22,7 +22,8 @@ class RunRecord:
 
     ``events.jsonl``: what happened and why. ``metrics.jsonl``: one row per executed step (a step that is
     redone after a rollback appears again, with its new generation; the last row counts). ``ledger.jsonl``:
-    the ids that each step consumed. Numbers that are not finite are null (:func:`finite`).
+    the ids that each step consumed. ``goodput.jsonl``: now and then, where the wall time has gone so far.
+    ``journal.jsonl``: what a controller that returns must know. Numbers that are not finite are null (:func:`finite`).
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -54,6 +55,24 @@ class RunRecord:
         held = {"ids": ids} if whole else {"count": len(ids), "digest": set_digest(ids)}
         self._append("ledger", {"step": step, "gen": generation, **held})
 
+    def journal(self, row: Mapping[str, Any]) -> None:
+        """Record what a controller that returns must know."""
+        self._append("journal", row)
+
+    def rows(self, name: str, start: int = 0) -> list[dict[str, Any]]:
+        """What was recorded so far, from byte ``start``: ``events``, ``metrics``, ``ledger`` or ``journal``."""
+        return read_lines(self.path / f"{name}.jsonl", start)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes recorded so far; the folder may hold the records of earlier submissions."""
+        files = {name: self.path / f"{name}.jsonl" for name in ("events", "metrics", "ledger")}
+        return {name: file.stat().st_size if file.exists() else 0 for name, file in files.items()}
+
+    def goodput(self, account: Mapping[str, float]) -> None:
+        """Record where the wall time has gone so far, seconds by class."""
+        rounded = {name: round(seconds, 4) for name, seconds in account.items()}
+        self._append("goodput", {"time": time.time(), **rounded})
+
     def summary(self, tree: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
         self._write("summary.json", tree)
@@ -77,11 +96,21 @@ class RunRecord:
                 self._files.pop(name).close()
             if name not in self._files:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._files[name] = FileIO(self.path / f"{name}.jsonl", "ab")
+                self._files[name] = _open(self.path / f"{name}.jsonl")
             while left:
                 left = left[self._files[name].write(left) :]
         except OSError:
             self._unwritten[name] = left if len(left) < MOST_UNWRITTEN else left[: -len(line)]
+
+
+def _open(path: Path) -> FileIO:
+    """``path`` for appending; a last line that a killed writer has left torn is ended, and stays alone."""
+    file = FileIO(path, "ab+")
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return file
 
 
 def finite(value: Any) -> Any:
@@ -113,13 +142,13 @@ def _line(row: Mapping[str, Any]) -> str:
         return json.dumps(finite(row), separators=(",", ":"), allow_nan=False)
 
 
-def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """Rows of a JSON-lines file; a torn last line (a killed writer) is left out."""
+def read_lines(path: str | Path, start: int = 0) -> list[dict[str, Any]]:
+    """Rows of a JSON-lines file from byte ``start``; a torn line (a killed writer) is left out."""
     rows: list[dict[str, Any]] = []
     file = Path(path)
     if not file.exists():
         return rows
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_bytes()[start:].decode(errors="replace").splitlines():
         try:
             rows.append(json.loads(line))
         except ValueError:
