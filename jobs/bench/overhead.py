@@ -175,16 +175,16 @@ def _pairs(rows: list[dict[str, Any]]) -> report.Table:
         ]
         for pair, found in ratios(rows, "step_seconds").items()
     ]
-    columns = ("pair", *(f"{name}, s per step" for name in NAMES), "ratio", *(f"load before {name}" for name in NAMES))
+    columns = ("pair", *(f"{name}, s per step" for name in NAMES), "ratio", *(f"load, {name}" for name in NAMES))
     return report.Table("Pairs", columns, lines)
 
 
 def _comparison(rows: list[dict[str, Any]]) -> report.Table:
     columns = {
         "s per step": "step_seconds",
-        "median step, s": "median_step_seconds",
-        "of which data wait": "data_wait_s",
-        "of which snapshot": "snapshot_s",
+        "median step": "median_step_seconds",
+        "data wait": "data_wait_s",
+        "snapshot": "snapshot_s",
     }
     lines = []
     for name in NAMES:
