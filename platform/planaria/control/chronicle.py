@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from planaria.config import JobConfig
@@ -59,8 +59,6 @@ class Chronicle:
         generation.last_word_at = now = time.monotonic()
         first_rank = message["rank"] == 0
         match message["t"]:
-            case "end":
-                generation.signed_off.add(ident)
             case "ready":
                 for phase, seconds in message["phases"].items():
                     generation.phases[phase] = max(generation.phases.get(phase, 0.0), seconds)
@@ -84,20 +82,46 @@ class Chronicle:
         for bad in message["bad"]:
             self._bad_sample(bad)
         if message["rank"] == 0:
-            self._account_step(message)
             if first:
                 self._first_step(generation)
             self._status.note(message, generation)
-            row = {k: v for k, v in message.items() if k not in ("t", "ids", "bad", "rank")}
-            self._record.metrics(row | {"layout": str(generation.plan.layout)})
-            if message["skipped"]:
-                step = message["step"]
-                self._record.event("skipped", f"step {step}: gradient not finite, step skipped", step=step)
+            if message["step"] > generation.recorded:  # else it was said again to a controller that has returned
+                self._account_step(message)
+                self._record_step(generation, message)
         gathered = generation.gather(message)
-        if gathered is not None:
+        if gathered is not None and message["step"] > generation.ledgered:
             ids, tokens = gathered
+            generation.ledgered = message["step"]
             self._record.ledger(message["step"], generation.number, ids, whole=self._job.ledger == "ids")
             self._status.note_tokens(tokens, message["step_s"])
+
+    def _record_step(self, generation: Generation, message: Message) -> None:
+        step = generation.recorded = message["step"]
+        row = {k: v for k, v in message.items() if k not in ("t", "ids", "bad", "rank")}
+        self._record.metrics(row | {"layout": str(generation.plan.layout)})
+        if message["skipped"]:
+            self._record.event("skipped", f"step {step}: gradient not finite, step skipped", step=step)
+
+    def returned(self, sizes: Mapping[str, int]) -> None:
+        """The controller has come back: workers say again what may not have been heard. Know what was.
+
+        Args:
+            sizes: where this run's rows begin in the records.
+        """
+        numbers = {generation.number: generation for generation in self._generations}
+        for row in self._record.rows("metrics", sizes["metrics"]):
+            if (generation := numbers.get(row["gen"])) is not None:
+                generation.recorded = max(generation.recorded, row["step"])
+                generation.step = max(generation.step, row["step"] + 1)
+        for row in self._record.rows("ledger", sizes["ledger"]):
+            if (generation := numbers.get(row["gen"])) is not None:
+                generation.ledgered = max(generation.ledgered, row["step"])
+        for row in self._record.rows("events", sizes["events"]):
+            if row["event"] == "bad_sample":
+                self._bad.add((row["position"], row["attempt"]))
+            elif row["event"] == "evaluation":
+                self.evaluation = {k: v for k, v in row.items() if k not in ("time", "event", "text", "gen")}
+        self._status.bad_samples = len(self._bad)
 
     def _account_step(self, message: Message) -> None:
         now = time.monotonic()
