@@ -30,14 +30,16 @@ NAMES = ("planaria", "torchrun")
 MODULES = {"planaria": "planaria_job", "torchrun": "bare"}
 LIMIT_S = 240.0
 QUICK_S = 170.0
-WARM_UP = 10
-"""First steps that are not measured: memory is touched and code is loaded in them."""
+WARM_UP = 100
+"""First steps that are not measured: nodes and spare processes are still starting on the same cores."""
+LEAST = 20
+"""Steps that must be left to measure."""
 ABOUT = """\
 The same model class, FSDP2 units, layout, global batches, optimizer and number of threads, under Planaria's controller
 with everything on (loaders, a snapshot after every step, its copy on another node, checkpoints, the ledger) and in a
 bare `torchrun` script with none of it. Runs come in pairs, one after the other, and which is first alternates, as the
-load that other programs put on the machine changes. `s per step`: wall time over steps, after a warm-up of ten, stalls
-for checkpoints included. `overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's.
+load that other programs put on the machine changes. `s per step`: wall time over steps, stalls for checkpoints
+included, after a warm-up of a hundred steps in which nodes and spare processes are still starting. `overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's.
 Keepers, loaders and controller have no cores of their own here: what they compute is in the figure."""
 
 
@@ -58,19 +60,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Step time under the controller beside a bare torchrun script.")
     parser.add_argument("--pairs", type=int, default=5, help="paired runs (default: 5)")
-    parser.add_argument("--steps", type=int, default=100, help="steps of a run (default: 100)")
+    parser.add_argument("--steps", type=int, default=180, help="steps of a run, warm-up included (default: 180)")
     parser.add_argument("--quick", action="store_true", help="shorter runs, under three minutes in all")
     parser.add_argument("--json", metavar="FILE", help="write the report here")
     parser.add_argument("--logs", metavar="FOLDER", type=Path, help="keep the output of every run here")
     options = parser.parse_args(arguments)
-    if options.pairs < 1 or options.steps < 2 * WARM_UP:
-        parser.error(f"--pairs must be at least 1, and --steps {2 * WARM_UP}")
+    if options.pairs < 1 or options.steps < WARM_UP + LEAST:
+        parser.error(f"--pairs must be at least 1, and --steps {WARM_UP + LEAST}")
     return options
 
 
 def planned(options: argparse.Namespace) -> Work:
     """The demo's model and batch on two ranks."""
-    steps = min(options.steps, 50) if options.quick else options.steps
+    steps = min(options.steps, WARM_UP + 2 * LEAST) if options.quick else options.steps
     return Work("", nodes=2, global_batch=64, micro_batch=32, steps=steps, checkpoint_every=25, kill_after=0)
 
 
@@ -133,7 +135,7 @@ def pace(steps: Sequence[Step]) -> dict[str, Any]:
         ValueError: there are too few steps.
     """
     times = [step.time for step in steps[WARM_UP - 1 :]]
-    if len(times) < WARM_UP:
+    if len(times) <= LEAST:
         raise ValueError(f"only {len(steps)} undisturbed steps")
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     mean = (times[-1] - times[0]) / len(gaps)
