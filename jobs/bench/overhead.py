@@ -39,8 +39,9 @@ The same model class, FSDP2 units, layout, global batches, optimizer and number 
 with everything on (loaders, a snapshot after every step, its copy on another node, checkpoints, the ledger) and in a
 bare `torchrun` script with none of it. Runs come in pairs, one after the other, and which is first alternates, as the
 load that other programs put on the machine changes. `s per step`: wall time over steps, stalls for checkpoints
-included, after a warm-up of a hundred steps in which nodes and spare processes are still starting. `overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's.
-Keepers, loaders and controller have no cores of their own here: what they compute is in the figure."""
+included, after a warm-up of a hundred steps in which nodes and spare processes are still starting.
+`overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's. Keepers, loaders,
+controller and the processes of two Ray nodes have no cores of their own here: what they compute is in the figure."""
 
 
 def main(arguments: list[str] | None = None) -> int:
