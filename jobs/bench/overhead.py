@@ -1,6 +1,6 @@
 """Overhead of the controller with everything on, beside a bare ``torchrun`` script of the same work.
 
-``python jobs/bench/overhead.py [--pairs 5] [--quick] [--json FILE]``
+``python jobs/bench/overhead.py [--pairs 5] [--ranks 2] [--quick] [--json FILE]``
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ bare `torchrun` script with none of it. Runs come in pairs, one after the other,
 load that other programs put on the machine changes. `s per step`: wall time over steps, stalls for checkpoints
 included, after a warm-up of a hundred steps in which nodes and spare processes are still starting.
 `overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's. Keepers, loaders,
-controller and the processes of two Ray nodes have no cores of their own here: what they compute is in the figure."""
+controller and the processes of two Ray nodes have no cores of their own where there are no more cores than ranks: what
+they compute is in the figure then. With `--ranks 1` on two cores they have one, as they have beside accelerators."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,6 +63,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Step time under the controller beside a bare torchrun script.")
     parser.add_argument("--pairs", type=int, default=5, help="paired runs (default: 5)")
     parser.add_argument("--steps", type=int, default=180, help="steps of a run, warm-up included (default: 180)")
+    parser.add_argument("--ranks", type=int, default=2, choices=(1, 2), help="training processes (default: 2)")
     parser.add_argument("--quick", action="store_true", help="shorter runs, under three minutes in all")
     parser.add_argument("--json", metavar="FILE", help="write the report here")
     parser.add_argument("--logs", metavar="FOLDER", type=Path, help="keep the output of every run here")
@@ -72,9 +74,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def planned(options: argparse.Namespace) -> Work:
-    """The demo's model and batch on two ranks."""
+    """The demo's model and batch on two nodes, so that copies have a node to go to, also with one rank."""
     steps = min(options.steps, WARM_UP + 2 * LEAST) if options.quick else options.steps
-    return Work("", nodes=2, global_batch=64, micro_batch=32, steps=steps, checkpoint_every=25, kill_after=0)
+    return Work(
+        "",
+        nodes=2,
+        workers=options.ranks,
+        global_batch=64,
+        micro_batch=32,
+        steps=steps,
+        checkpoint_every=25,
+        kill_after=0,
+    )
 
 
 def measure_all(options: argparse.Namespace, work: Work, console: Console) -> list[dict[str, Any]]:
@@ -112,7 +123,7 @@ def run(name: str, work: Work, limit_s: float, logs: Path | None) -> dict[str, A
 def planaria_figures(work: Work) -> dict[str, Any]:
     """What the records of a run say, of the generation that had all workers."""
     events = read_lines(run_dir(work) / "events.jsonl")
-    whole = {e["gen"] for e in events if e["event"] == "generation" and len(e["workers"]) == work.nodes}
+    whole = {e["gen"] for e in events if e["event"] == "generation" and len(e["workers"]) == work.workers}
     rows = [row for row in read_lines(run_dir(work) / "metrics.jsonl") if row["gen"] in whole]
     if len({row["gen"] for row in rows}) > 1:
         raise ValueError("it was disturbed: more than one generation had all workers")
@@ -126,7 +137,8 @@ def planaria_figures(work: Work) -> dict[str, Any]:
 def peer_figures(work: Work) -> dict[str, Any]:
     """What the trace of a peer says."""
     rows = read_lines(work.path / "steps.jsonl")
-    return pace([Step(row["step"], row["time"], row["inc"]) for row in rows]) | {"layout": f"dp_shard{work.nodes}"}
+    found = pace([Step(row["step"], row["time"], row["inc"]) for row in rows])
+    return found | {"layout": f"{rows[0]['world']} rank(s), FSDP2"}
 
 
 def pace(steps: Sequence[Step]) -> dict[str, Any]:
@@ -209,7 +221,8 @@ def _absent(rows: list[dict[str, Any]]) -> report.Table:
 def _work(work: Work) -> dict[str, Any]:
     job = work.job("bench")
     return {
-        "ranks": work.nodes,
+        "ranks": work.workers,
+        "nodes": work.nodes,
         "model": work.preset,
         "data": "scenes",
         "global_batch": work.global_batch,
