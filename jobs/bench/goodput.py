@@ -45,8 +45,9 @@ it), and for the first step of an incarnation the median of that number of worke
 step that counts with the median duration before the first fault instead, so that the slowness of a disturbed machine
 counts as lost, too: start-ups of processes take the cores from training where all nodes share one machine. Steps since
 the last checkpoint that an outage at the very end would undo count all the same. Contenders run one at a time, in
-turns; `load` is what other programs asked of the machine before. `worst gap`: the longest time without a completed
-step. `goodput_vs_ray_train` is the ratio of the medians of `goodput`."""
+turns. `committed`: steps that count, of all that were `done`. `worst gap`: the longest time without a completed step.
+`goodput_vs_ray_train` is the ratio of the medians of `goodput`. Planaria's own account is stricter: it counts neither
+waiting for data nor for snapshots as productive, and begins with the start of the job."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -202,11 +203,10 @@ def _spread(rows: list[dict[str, Any]], name: str, key: str) -> report.Spread | 
 COLUMNS = {
     "goodput": "goodput",
     "at calm pace": "at_undisturbed_pace",
-    "steps committed": "committed",
-    "steps done": "steps",
-    "s per calm step": "undisturbed_step_seconds",
+    "committed": "committed",
+    "done": "steps",
+    "calm step, s": "undisturbed_step_seconds",
     "worst gap, s": "longest_outage_seconds",
-    "load": "load",
 }
 
 
