@@ -122,6 +122,9 @@ class Chronicle:
             elif row["event"] == "evaluation":
                 self.evaluation = {k: v for k, v in row.items() if k not in ("time", "event", "text", "gen")}
         self._status.bad_samples = len(self._bad)
+        if accounts := self._record.rows("goodput", sizes.get("goodput", 0)):
+            training = bool(self._generations) and self._generations[-1].first_step_at is not None
+            self.account.resume(accounts[-1], time.time() - accounts[-1]["time"], training)
 
     def _account_step(self, message: Message) -> None:
         now = time.monotonic()

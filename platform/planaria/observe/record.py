@@ -61,12 +61,13 @@ class RunRecord:
         self._append("journal", row)
 
     def rows(self, name: str, start: int = 0) -> list[dict[str, Any]]:
-        """What was recorded so far, from byte ``start``: ``events``, ``metrics``, ``ledger`` or ``journal``."""
+        """What was recorded so far, from byte ``start``: ``events``, ``metrics``, ``ledger``, ``goodput`` or
+        ``journal``."""
         return read_lines(self.path / f"{name}.jsonl", start)
 
     def sizes(self) -> dict[str, int]:
         """Bytes recorded so far; the folder may hold the records of earlier submissions."""
-        files = {name: self.path / f"{name}.jsonl" for name in ("events", "metrics", "ledger")}
+        files = {name: self.path / f"{name}.jsonl" for name in ("events", "metrics", "ledger", "goodput")}
         return {name: file.stat().st_size if file.exists() else 0 for name, file in files.items()}
 
     def goodput(self, account: Mapping[str, float]) -> None:
