@@ -1,0 +1,93 @@
+"""Storage that fills up, the controller, and notices that a node will leave."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from dataclasses import dataclass
+from typing import Self
+
+from tests.chaos.fault import Blow, Fault
+from tests.chaos.stage import Stage, send
+from tests.chaos.world import World
+
+
+@dataclass(frozen=True)
+class DiskFull(Fault):
+    """No checkpoint can be written for a while; training goes on, and later checkpoints are written again."""
+
+    kind = "disk of the checkpoints full"
+    weight = 0.5
+
+    @classmethod
+    def draw(cls, dice: random.Random, world: World) -> Self:
+        return cls()
+
+    def strike(self, stage: Stage) -> Blow:
+        assert stage.ballast is not None
+        blow = stage.blow(breaks=False)
+        with contextlib.suppress(OSError), stage.ballast.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        return blow
+
+    def over(self, stage: Stage, blow: Blow) -> bool:
+        assert stage.ballast is not None
+        failed = any(e["event"] == "checkpoint_failed" and e["time"] > blow.at for e in stage.events)
+        if failed and stage.ballast.exists():
+            stage.ballast.unlink()
+            blow.last_at = time.time()
+        written = any(e["event"] == "checkpoint" and e["time"] > blow.last_at > 0 for e in stage.events)
+        return written and blow.passed(stage)
+
+
+@dataclass(frozen=True)
+class ControllerKilled(Fault):
+    """The controller's process dies; training goes on without it until it has returned."""
+
+    kind = "controller killed"
+    unsupported = "a controller does not return yet"
+
+    @classmethod
+    def draw(cls, dice: random.Random, world: World) -> Self:
+        return cls()
+
+    def strike(self, stage: Stage) -> Blow:
+        blow = stage.blow(breaks=False)
+        send(stage.controller(), signal.SIGKILL)
+        return blow
+
+
+@dataclass(frozen=True)
+class NodeDrained(Fault):
+    """Ray is told that a node will leave (a spot notice): its workers move away before the deadline."""
+
+    kind = "node drained"
+    unsupported = "drain notices are not heeded yet"
+    node: str
+    deadline_s: float
+
+    @classmethod
+    def possible(cls, world: World) -> bool:
+        return len(world.nodes) > 1
+
+    @classmethod
+    def draw(cls, dice: random.Random, world: World) -> Self:
+        node = dice.choice(list(world.nodes))
+        world.remove(node)
+        return cls(node, round(dice.uniform(8, 20), 1))
+
+    def strike(self, stage: Stage) -> Blow:
+        here = stage.members_on(self.node)
+        blow = stage.blow(breaks=stage.matters(here))
+        stage.drain_node(self.node, self.deadline_s)
+        return blow
+
+    def over(self, stage: Stage, blow: Blow) -> bool:
+        left = not stage.matters(stage.members_on(self.node))
+        return left and blow.passed(stage)
+
+    def finish(self, stage: Stage, blow: Blow) -> None:
+        stage.kill_nodes(self.node)  # what the provider does at the deadline
