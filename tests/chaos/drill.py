@@ -11,6 +11,8 @@ from tests.chaos.script import Act
 from tests.chaos.stage import Stage, Trouble, actors
 from tests.chaos.times import Times
 
+MEMBERS = ("Worker", "KeeperActor", "Loader")
+"""Classes of the job's actors, the controller aside."""
 CALM_LIMIT_S = 150.0
 """Longest time until the job trains again before the next fault."""
 
@@ -53,11 +55,7 @@ class Drill:
     def strangers(self) -> dict[int, str]:
         """Actors that run but are no members of the job (any more)."""
         known = set(self.stage.living().values())
-        return {
-            pid: title
-            for pid, title in actors().items()
-            if pid not in known and not title.startswith(("ray::Controller", "ray::JobSupervisor"))
-        }
+        return {pid: title for pid, title in actors(*MEMBERS).items() if pid not in known}
 
     def _calm(self) -> None:
         self.stage.until(self.stage.calm, CALM_LIMIT_S, "the job to train")

@@ -188,13 +188,14 @@ class Stage:
         return next(iter(actors("Controller")))
 
 
-def actors(name: str = "") -> dict[int, str]:
-    """Ray actors of class ``name`` (all, if empty) below this process, by process id with their titles."""
+def actors(*names: str) -> dict[int, str]:
+    """Ray actors of these classes below this process, by process id with their titles."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):
             title = process.cmdline()[0]
-            if title.startswith(f"ray::{name}") and title != "ray::IDLE" and process.status() != psutil.STATUS_ZOMBIE:
+            # ray::Class while idle, ray::Class.method while at work
+            if title.removeprefix("ray::").partition(".")[0] in names and process.status() != psutil.STATUS_ZOMBIE:
                 found[process.pid] = title
     return found
 
