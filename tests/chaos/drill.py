@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from tests.chaos.fault import Blow, Fault
 from tests.chaos.growth import Growth
 from tests.chaos.script import Act
-from tests.chaos.stage import Stage, Trouble, actors
+from tests.chaos.stage import Stage, actors
 from tests.chaos.times import Times
+from tests.support.running import Trouble
 
 MEMBERS = ("Worker", "KeeperActor", "Loader")
 """Classes of the job's actors, the controller aside."""

@@ -87,10 +87,3 @@ class Blow:
             return True
         hit = {stage.member_of[pid] for pid in self.victims if pid in stage.member_of}
         return row["gen"] > self.generation and not hit & set(stage.workers_of(row["gen"]))
-
-
-def row_text(row: dict[str, Any]) -> str:
-    """An event in one line, for a person."""
-    if row["event"] == "state":
-        return f"{row['time']:.2f} state {row['from']} -> {row['to']}"
-    return f"{row['time']:.2f} {row['event']}: {row['text']}"

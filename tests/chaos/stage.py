@@ -1,4 +1,4 @@
-"""The running job and its cluster, as faults see and touch them: what its records say, and who its processes are."""
+"""The running job and its cluster, as faults see and touch them: who its processes are, and what is on which node."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ import contextlib
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-from tests.chaos.fault import Blow, row_text
+from tests.chaos.fault import Blow
 from tests.chaos.world import World
-from tests.support.lines import Lines
+from tests.support.running import RunningJob, Trouble
 
 from planaria.runtime.local_cluster import LocalCluster
 
 PREEMPTION = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
-GLANCE_S = 0.02
-"""Seconds between two looks at the records."""
 
 
-class Trouble(AssertionError):
-    """The job did not do what it must; the text holds the last events."""
-
-
-class Stage:
-    """Follows ``events.jsonl`` and ``metrics.jsonl`` of a run in ``run_dir``, and knows the cluster's nodes by name.
+class Stage(RunningJob):
+    """A job on a local cluster whose nodes are known by name.
 
     Args:
         cluster: without nodes yet; those of ``world`` are started here.
+        run_dir: of the job.
         checkpoint_every: steps between checkpoints.
         ended: tells that the job's own command has ended, which nobody asked for.
     """
@@ -40,94 +34,14 @@ class Stage:
     def __init__(
         self, cluster: LocalCluster, world: World, run_dir: Path, checkpoint_every: int, ended: Callable[[], bool]
     ) -> None:
-        self.cluster, self.run_dir, self._ended = cluster, run_dir, ended
+        super().__init__(run_dir, ended)
+        self.cluster = cluster
         self.checkpoint_every = checkpoint_every
         self.ballast: Path | None = None
         """File that fills the disk of the checkpoints; None where there is no small disk."""
-        self._events, self._metrics = Lines(run_dir / "events.jsonl"), Lines(run_dir / "metrics.jsonl")
-        self.events: deque[dict[str, Any]] = deque(maxlen=400)
-        self.steps: deque[dict[str, Any]] = deque(maxlen=2000)
-        self.generations: list[dict[str, Any]] = []
-        self.recovered: list[dict[str, Any]] = []
-        self.state = ""
-        self.pid_of: dict[str, int] = {}
-        self.member_of: dict[int, str] = {}
-        self.node_of: dict[str, str] = {}
-        """Ray's id of a member's node."""
-        self.lost_at: dict[int, float] = {}
         self._nodes: dict[str, Any] = {}
         for name, cpus in world.nodes.items():
             self.add_node(name, cpus)
-
-    # -- what the records say ----------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Read what was written since the last look."""
-        for event in self._events.new():
-            self._take(event)
-        self.steps.extend(self._metrics.new())
-
-    def _take(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
-        match event["event"]:
-            case "state":
-                self.state = event["to"]
-            case "joined":
-                self.pid_of[event["member"]] = event["pid"]
-                self.member_of[event["pid"]] = event["member"]
-                self.node_of[event["member"]] = event["node"]
-            case "lost":
-                self.lost_at[event["pid"]] = event["time"]
-            case "generation":
-                self.generations.append(event)
-            case "recovered":
-                self.recovered.append(event)
-
-    def until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Look until ``condition`` holds.
-
-        Raises:
-            Trouble: it does not within ``seconds``, or the job ended.
-        """
-        deadline = time.monotonic() + seconds
-        while True:
-            self.look()
-            if condition():
-                return
-            if self._ended():
-                raise Trouble(f"the job ended while waiting for {what}\n{self.excerpt()}")
-            if time.monotonic() > deadline:
-                raise Trouble(f"{what}: not within {seconds:g} s\n{self.excerpt()}")
-            time.sleep(GLANCE_S)
-
-    def excerpt(self, count: int = 40) -> str:
-        """The last events, for a person."""
-        return "\n".join(row_text(event) for event in list(self.events)[-count:])
-
-    @property
-    def step(self) -> int:
-        """Steps that were completed and not undone."""
-        return self.steps[-1]["step"] + 1 if self.steps else 0
-
-    @property
-    def generation(self) -> int:
-        """Number of the newest generation."""
-        return self.generations[-1]["gen"] if self.generations else 0
-
-    def workers_of(self, generation: int) -> Sequence[str]:
-        """Members of a generation, by rank."""
-        workers: Sequence[str] = self.generations[generation - 1]["workers"]
-        return workers
-
-    def calm(self) -> bool:
-        """Whether the newest generation trains."""
-        return self.state == "running" and bool(self.steps) and self.steps[-1]["gen"] == self.generation
-
-    def living(self, prefix: str = "") -> dict[str, int]:
-        """Process ids of the members of a kind that are there."""
-        return {
-            member: pid for member, pid in self.pid_of.items() if member.startswith(prefix) and pid not in self.lost_at
-        }
 
     # -- who is who --------------------------------------------------------------------------------
 

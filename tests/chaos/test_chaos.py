@@ -24,6 +24,7 @@ from tests.chaos.world import World
 from tests.support.command import Command
 from tests.support.runs import Run, expected_ids, job
 from tests.support.small_disk import mounted
+from tests.support.undisturbed import undisturbed_losses
 
 from planaria.config import JobConfig
 from planaria.runtime.local_cluster import LocalCluster
@@ -78,8 +79,7 @@ def test_random_faults_cost_time_and_nothing_else(tmp_path: Path, disk: Path | N
     before = shared_memory_used()
     with LocalCluster(0, connect=False) as cluster:
         steps = _faulty(cluster, config, script, disk)
-        _quiet(cluster, tmp_path / "quiet", steps)
-    _compare(Run(tmp_path / "faulty"), Run(tmp_path / "quiet"), config, steps)
+    _compare(Run(tmp_path / "faulty"), undisturbed_losses(config, steps), config, steps)
     left = shared_memory_used() - before
     print(f"/dev/shm: {left:,} bytes more in use than before the cluster was started")
     assert left < 1 << 20
@@ -111,17 +111,8 @@ def _faulty(cluster: LocalCluster, config: JobConfig, script: Any, disk: Path | 
     return stage.step
 
 
-def _quiet(cluster: LocalCluster, folder: Path, steps: int) -> None:
-    """The same job on one worker, until it has done at least ``steps`` steps."""
-    config = _job(folder, elastic={"min_workers": 1, "max_workers": 1}, checkpoint={"every": 1_000_000})
-    with Command(config, cluster.address) as command:
-        stage = Stage(cluster, World(), command.run_dir, 1_000_000, lambda: command.ended)
-        stage.until(lambda: stage.step >= steps, 120 + steps / 5, "the undisturbed run")
-        assert command.stop() == 143, command.output[-5000:]
-
-
-def _compare(faulty: Run, quiet: Run, config: JobConfig, steps: int) -> None:
-    losses, undisturbed = faulty.losses(), quiet.losses()
+def _compare(faulty: Run, undisturbed: list[float], config: JobConfig, steps: int) -> None:
+    losses = faulty.losses()
     assert sorted(losses) == list(range(steps))
     apart = {step: abs(losses[step] - undisturbed[step]) / abs(undisturbed[step]) for step in range(steps)}
     worst = max(apart, key=apart.__getitem__)
