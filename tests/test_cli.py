@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from planaria.cli import app
 from planaria.commands.failures import guarded
 from planaria.commands.plan import default_nodes, outlooks, parse_nodes
-from planaria.commands.status import read_run, verdict
+from planaria.commands.status import SUMMARY_KEYS, read_run, verdict
 from planaria.commands.train import stop_code
 from planaria.config import load, parse
 from planaria.paths import absolute_paths
@@ -308,6 +308,26 @@ def test_status_of_a_finished_run(run_dir, cli):
     for part in ("finished", "chance is 12.5% (4.0x)", "8.00 s"):
         assert part in result.output
     assert read_run(run_dir, now=1000.0).quiet_s is None
+
+
+def test_status_shows_where_the_time_went(run_dir, cli):
+    def account(productive: float, **losses: float) -> dict[str, float]:
+        wall = productive + sum(losses.values())
+        return {"productive": productive} | losses | {"wall": wall, "goodput": productive / wall}
+
+    rows = [{"time": 0.5, **account(99.0)}, {"time": 7.0, **account(3.0, startup=1.0)}]
+    (run_dir / "goodput.jsonl").write_text(lines(*rows) + '{"time":8.0}\n{"ti')
+    result = cli("status", str(run_dir))
+    assert result.exit_code == 0, result.stderr
+    assert "75.0%; most lost to start-up 1.00 s" in result.output
+    with (run_dir / "events.jsonl").open("a") as out:
+        out.write(lines(state(9.0, "running", "finished")))
+    summary = {name: 0 for name in SUMMARY_KEYS} | {"state": "finished", "generations": []}
+    (run_dir / "summary.json").write_text(json.dumps(summary | {"goodput": account(1.0, recovery_form=3.0)}))
+    result = cli("status", str(run_dir))
+    assert result.exit_code == 0, result.stderr
+    for part in ("25.0%; most lost to recovery 3.00 s", "form 3.00 s", "all"):
+        assert part in result.output
 
 
 def test_status_of_a_run_that_was_started_again(run_dir):

@@ -40,6 +40,7 @@ def test_an_end_without_a_checkpoint_says_how_it_came(trainer, monkeypatch, sign
     monkeypatch.setattr(module, "_signals", lambda: nullcontext(signals))
     monkeypatch.setattr(module, "STOP_LIMIT_S", 0.0)
     monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
+    monkeypatch.setattr(ray, "get", lambda *_, **__: {})
     with pytest.raises(TrainingStopped, match=how) as caught:
         trainer._attend(Talk())
     assert caught.value.by == "SIGTERM"
@@ -53,10 +54,13 @@ def test_a_lost_controller_is_a_failed_training(trainer, monkeypatch) -> None:
     monkeypatch.setattr(module, "actor_class", lambda *_, **__: Talk())
     monkeypatch.setattr(module, "NodeAffinitySchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(ray, "get_runtime_context", Talk)
-    monkeypatch.setattr(ray, "kill", lambda *_, **__: None)
+    swept: list[str] = []
+    monkeypatch.setattr(module.takeover, "take_over", lambda _: None)
+    monkeypatch.setattr(module.takeover, "sweep", swept.append)
     monkeypatch.setattr(ray, "cluster_resources", dict)
     with pytest.raises(TrainingFailed, match="the controller failed"):
         trainer._run(None)
+    assert len(swept) == 1
 
 
 def test_workers_take_gpus_where_there_are_some_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

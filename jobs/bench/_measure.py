@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ class Step:
     time: float
     incarnation: str
     """Which life of the job did it: changes with every restart, or generation."""
+    world: int = 0
+    """How many workers did it together."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,32 @@ class Recovery:
     """Steps completed before the kill that were done again."""
     step_seconds: float
     """Median time between two steps before the kill."""
+
+
+@dataclass(frozen=True)
+class Productive:
+    """What became of the wall time of a run under many faults."""
+
+    wall_seconds: float
+    """From the first completed step to the end of the measurement."""
+    steps: int
+    """Steps completed in it, also those that were done again later."""
+    committed: int
+    """Steps that count: not undone, which shows in a later step with the same or a lower number."""
+    productive_seconds: float
+    """How long the executions that count took together."""
+    undisturbed_step_seconds: float
+    """Median time between two steps before the first fault."""
+
+    @property
+    def goodput(self) -> float:
+        """Productive share of the wall time."""
+        return self.productive_seconds / self.wall_seconds
+
+    @property
+    def at_undisturbed_pace(self) -> float:
+        """Share of the wall time in which an undisturbed job would have done as many steps."""
+        return self.committed * self.undisturbed_step_seconds / self.wall_seconds
 
 
 class NoRecovery(Exception):
@@ -62,4 +91,47 @@ def measure(steps: Sequence[Step], killed_at: float) -> Recovery:
         caught_up_seconds=caught_up,
         steps_lost=max(0, highest - (after[0].number - 1)),
         step_seconds=statistics.median(gaps) if gaps else 0.0,
+    )
+
+
+def productive(steps: Sequence[Step], first_fault: float, end: float) -> Productive:
+    """Figures of a run under many faults; times are seconds of one clock.
+
+    A step took from the one before it to its own end. The first of an incarnation has none before it, only an outage:
+    it counts as long as the median of its world size, but no longer than it can have been.
+
+    Raises:
+        NoRecovery: no two steps were completed before the first fault.
+    """
+    done = sorted((step for step in steps if step.time <= end), key=lambda step: step.time)
+    gaps: dict[int, float] = {}
+    latest: dict[str, Step] = {}
+    for index, step in enumerate(done):
+        if step.incarnation in latest:
+            gaps[index] = step.time - latest[step.incarnation].time
+        latest[step.incarnation] = step
+    calm = [gap for index, gap in gaps.items() if done[index].time <= first_fault]
+    if not calm:
+        raise NoRecovery("no two steps were completed before the first fault")
+    by_world: dict[int, list[float]] = {}
+    for index, gap in gaps.items():
+        by_world.setdefault(done[index].world, []).append(gap)
+    usual = {world: statistics.median(found) for world, found in by_world.items()}
+    took = {
+        index: gaps.get(index, min(usual.get(step.world, statistics.median(calm)), step.time - done[index - 1].time))
+        for index, step in enumerate(done)
+        if index > 0  # the wall time begins with the end of the first
+    }
+    counts: list[int] = []
+    lowest = math.inf
+    for index in sorted(took, reverse=True):
+        if done[index].number < lowest:
+            lowest = done[index].number
+            counts.append(index)
+    return Productive(
+        wall_seconds=end - done[0].time,
+        steps=len(took),
+        committed=len(counts),
+        productive_seconds=sum(took[index] for index in counts),
+        undisturbed_step_seconds=statistics.median(calm),
     )

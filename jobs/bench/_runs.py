@@ -43,9 +43,31 @@ def run(contender: str, work: Work, limit_s: float, *, brief: bool = False, log:
     ``brief``: end the run as soon as it has caught up, instead of seeing the job through.
     """
     module, stock = CONTENDERS[contender]
-    row: dict[str, Any] = {"contender": contender, "load": round(os.getloadavg()[0], 1)}
+    row: dict[str, Any] = {"contender": contender, "load": load()}
+    enough = (lambda work: caught_up(module, work)) if brief else None
+    output = log / f"{contender}.txt" if log else None
+    with carried_out(module, replace(work, stock=stock), limit_s, enough, output) as (work, ending):
+        try:
+            row |= figures(module, work)
+        except (NoRecovery, FileNotFoundError) as error:
+            why = "the fault was never injected" if isinstance(error, FileNotFoundError) else str(error)
+            return row | {"absent": f"{why}; {ending or 'exit code 0'}"}
+        return row if ending is None else row | {"note": ending}
+
+
+def load() -> float:
+    """What other programs ask of the machine: the mean number of processes that ran or waited, over a minute."""
+    return round(os.getloadavg()[0], 1)
+
+
+@contextlib.contextmanager
+def carried_out(
+    module: str, work: Work, limit_s: float, enough: Callable[[Work], bool] | None, log: Path | None
+) -> Iterator[tuple[Work, str | None]]:
+    """``work`` in its scratch folder, done by ``_peers.MODULE`` in a process of its own, and how that ended: None if
+    well. The run is ended as soon as ``enough(work)``; its output is kept in ``log``."""
     with scratch() as (folder, environment):
-        work = replace(work, folder=str(folder), stock=stock)
+        work = replace(work, folder=str(folder))
         output = folder / "output.txt"
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -57,16 +79,15 @@ def run(contender: str, work: Work, limit_s: float, *, brief: bool = False, log:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            code = wait(process, limit_s, (lambda: caught_up(module, work)) if brief else None)
+            code = wait(process, limit_s, (lambda: enough(work)) if enough else None)
         if log is not None:
-            shutil.copy(output, log / f"{contender}.txt")
-        ending = f"not finished within {limit_s:.0f} s" if code is None else f"exit code {code}: {last_words(output)}"
-        try:
-            row |= figures(module, work)
-        except (NoRecovery, FileNotFoundError) as error:
-            why = "the fault was never injected" if isinstance(error, FileNotFoundError) else str(error)
-            return row | {"absent": f"{why}; {ending}"}
-        return row if code == 0 else row | {"note": ending}
+            shutil.copy(output, log)
+        if code == 0:
+            yield work, None
+        elif code is None:
+            yield work, f"not finished within {limit_s:.0f} s"
+        else:
+            yield work, f"exit code {code}: {last_words(output)}"
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float, enough: Callable[[], bool] | None) -> int | None:

@@ -177,6 +177,18 @@ class ElasticConfig(Section):
         3, ge=-1, description="failures in a row without a new step before the job stops; -1: no limit"
     )
     wait_s: float = Field(300.0, gt=0, description="longest wait for min_workers")
+    orphan_s: float = Field(
+        60.0, gt=0, description="how long training goes on without its controller, which returns if it can"
+    )
+    standbys: int | None = Field(
+        None,
+        ge=0,
+        description="idle processes per node, imported and ready, that replace workers which crash; "
+        "null: one where workers run on GPUs, none where they run on CPUs, whose cores it would share",
+    )
+    on_driver_loss: Literal["stop", "continue"] = Field(
+        "stop", description="when the driver is gone for orphan_s: end with a checkpoint, or train to the end without"
+    )
     silence_s: float = Field(20.0, gt=0, description="a worker whose process says nothing for longer counts as lost")
     abort_s: float = Field(2.0, gt=0, description="a worker that takes longer to leave a broken collective is replaced")
     hang_s: float = Field(300.0, gt=0, description="longest step before the generation counts as hung")
@@ -189,6 +201,14 @@ class ElasticConfig(Section):
                 "lower min_workers or raise max_workers"
             )
         return self
+
+
+class HealthConfig(Section):
+    """What the job checks of itself while it trains."""
+
+    check_replicas_every: int = Field(
+        0, ge=0, description="steps between comparisons of data-parallel replicas, bit by bit; 0: never"
+    )
 
 
 class ResourcesConfig(Section):
@@ -253,6 +273,7 @@ class JobConfig(Section):
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
+    health: HealthConfig = HealthConfig()
     resources: ResourcesConfig = ResourcesConfig()
     memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

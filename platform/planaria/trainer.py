@@ -16,7 +16,9 @@ from ray.train import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfi
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from planaria.config import ConfigError, JobConfig, load, parse
+from planaria.control import takeover
 from planaria.control.controller import Controller
+from planaria.control.ticket import CONTROLLER, Ticket
 from planaria.data.errors import DataError
 from planaria.engine.facts import model_facts
 from planaria.models.vlm import VLMRecipe
@@ -26,6 +28,9 @@ from planaria.recipe import Recipe, ScoredRecipe
 from planaria.runtime.fleet import Scaling, actor_class
 
 POLL_S = 0.25
+CONTROLLER_DEATHS = 20
+"""A controller that dies this often without having answered in between will not return."""
+RETURN_PAUSE_S = 0.5
 STOP_LIMIT_S = 120.0
 """Longest wait for the last checkpoint once an end was asked for."""
 
@@ -128,11 +133,15 @@ class ElasticTrainer:
         return result_of(self.summary)
 
     def _run(self, facts: ModelFacts) -> dict[str, Any]:
+        takeover.take_over(self.run_dir)
+        ticket = Ticket.draw(self.run_dir)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         controller_class = actor_class(Controller, num_cpus=0, concurrency_groups={"job": 1, "talk": 2})
-        controller = controller_class.options(scheduling_strategy=here).remote(
-            self.job, self.recipe, facts, self.run_dir, _scaling(self._scaling_config, self.job)
-        )
+        # Detached, so that it can end the job in good order when this process is gone; Ray starts it again, with the
+        # same arguments, when it is killed.
+        controller = controller_class.options(
+            name=CONTROLLER, namespace=ticket.namespace, lifetime="detached", max_restarts=-1, scheduling_strategy=here
+        ).remote(self.job, self.recipe, facts, self.run_dir, _scaling(self._scaling_config, self.job), ticket)
         try:
             return self._attend(controller)
         except ray.exceptions.RayError as error:
@@ -140,20 +149,30 @@ class ElasticTrainer:
                 f"the controller failed; the same command goes on from the last checkpoint. Ray says: {error}"
             ) from error
         finally:
-            ray.kill(controller, no_restart=True)
+            takeover.sweep(ticket.namespace)
 
     def _attend(self, controller: Any) -> dict[str, Any]:
         finished = controller.run.options(concurrency_group="job").remote()
         asked_at: float | None = None
+        deaths = 0
         with _signals() as caught:
             while True:
                 try:
                     done, _ = ray.wait([finished], timeout=POLL_S)
                     if done:
-                        summary: dict[str, Any] = ray.get(finished)
+                        try:
+                            summary: dict[str, Any] = ray.get(finished)
+                        except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError):
+                            deaths += 1
+                            if deaths > CONTROLLER_DEATHS:
+                                raise
+                            # Its processes train on; the one that Ray starts in its place takes them up.
+                            time.sleep(RETURN_PAUSE_S)
+                            finished = controller.run.options(concurrency_group="job").remote()
+                            continue
                         self._show(controller, final=True)
                         return summary
-                    self._show(controller)
+                    deaths = 0 if self._show(controller) else deaths
                 except KeyboardInterrupt:
                     caught.append("Ctrl-C")
                 if caught and asked_at is None:
@@ -163,11 +182,15 @@ class ElasticTrainer:
                     how = "at once" if len(caught) > 1 else f"after waiting {STOP_LIMIT_S:.0f} s for the step to end"
                     raise TrainingStopped(f"ended {how}, without a last checkpoint", caught[0])
 
-    def _show(self, controller: Any, final: bool = False) -> None:
+    def _show(self, controller: Any, final: bool = False) -> bool:
+        """Whether the controller answers; that it is asked is the sign that this process lives."""
+        try:
+            status = ray.get(controller.status.options(concurrency_group="talk").remote(), timeout=5)
+        except ray.exceptions.RayError:
+            return False
         if self._watch is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                status = controller.status.options(concurrency_group="talk").remote()
-                self._watch(ray.get(status, timeout=5) | {"final": final})
+            self._watch(status | {"final": final})
+        return True
 
 
 def stop_message(summary: dict[str, Any], total: int) -> str:

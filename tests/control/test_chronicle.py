@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ def step(gen: int, number: int, rank: int = 0) -> dict[str, Any]:
         "bad": [],
         "data_wait_s": 0.0,
         "step_s": 0.1,
+        "snapshot_s": 0.0,
     }
 
 
@@ -82,3 +84,21 @@ def test_a_member_that_was_given_up_is_not_heard(book: Book) -> None:
     book.generations[0].lost["worker-0"] = "silent for 20 s"
     book.chronicle.take("worker-0", step(1, 5))
     assert book.rows("metrics") == []
+
+
+def test_steps_evaluation_and_skipped_steps_reach_the_account(book: Book) -> None:
+    book.chronicle.take("worker-0", {"t": "ready", "gen": 1, "rank": 0, "step": 0, "phases": {"form": 0.1}})
+    book.chronicle.take("worker-0", step(1, 0))
+    book.chronicle.take("worker-1", step(1, 0, rank=1))
+    productive = book.status.goodput["productive"]
+    assert 0 < productive <= book.status.goodput["wall"]
+    assert [row["productive"] for row in read_lines(book.folder / "goodput.jsonl")] == [round(productive, 4)]
+    book.chronicle.take("worker-0", step(1, 1) | {"skipped": True})
+    assert book.status.goodput["productive"] == productive
+    phase = {"t": "phase", "gen": 1, "rank": 0, "step": 2, "phase": "evaluate"}
+    book.chronicle.take("worker-0", phase)
+    book.chronicle.take("worker-1", phase | {"rank": 1, "phase": "data"})
+    time.sleep(0.01)
+    book.chronicle.take("worker-0", {"t": "eval", "gen": 1, "rank": 0, "step": 2, "accuracy": 1.0, "chance": 0.5})
+    spent = book.chronicle.account.view(time.monotonic() + 100)
+    assert 0.01 <= spent["evaluation"] < 50 < 99 < spent["under_way"]

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from planaria.config import parse
 from planaria.control.controller import Controller, State
+from planaria.control.custody import Custody
 from planaria.control.events import Saved
 from planaria.control.generation import Generation
 from planaria.control.members import Life, Member
@@ -16,12 +18,14 @@ from planaria.layout import Layout
 from planaria.observe.record import RunRecord, read_lines
 from planaria.planner.plan import Plan
 
+JOB = {"train": {"steps": 10, "global_batch": 2}}
+
 
 @pytest.fixture
 def controller(tmp_path) -> Any:
     found: Any = Controller.__new__(Controller)
     found.record, found.state, found.view = RunRecord(tmp_path), State.RUNNING, Status(total_steps=10)
-    found.drains = SimpleNamespace(over=lambda event: None, lost=lambda node: None)
+    found.custody = Custody(parse(JOB), str(tmp_path), found.record, found.view, dict, lambda event: None)
     found.generations = [generation()]
     return found
 
@@ -49,7 +53,6 @@ def test_only_a_keeper_of_a_node_at_work_ends_the_generation(controller, node: s
         lose=lambda ident, why: True,
         is_keeper=lambda ident: True,
         keepers=SimpleNamespace(get=lambda ident: member),
-        keeper_addresses=dict,
     )
     controller.beacon = SimpleNamespace(cut=lambda ident: None)
     controller._lose("keeper-7", controller.generations[0], "its process ended")

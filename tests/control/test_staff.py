@@ -14,8 +14,10 @@ from planaria.control.failure import JobFailed
 from planaria.control.members import Life
 from planaria.control.staff import Staff
 from planaria.data.errors import DataError
+from planaria.memory.wire import KeeperAddress
 from planaria.observe.record import RunRecord, read_lines
 from planaria.runtime.fleet import Fleet
+from planaria.runtime.hello import Hello
 
 
 class Handle:
@@ -35,7 +37,8 @@ class StandIn:
     def start_worker(self, ident: str, node: str) -> Handle:
         return Handle()
 
-    start_loader = start_keeper = start_worker
+    start_loader = start_keeper = start_standby = start_seat = start_worker
+    standbys = 0
 
     def kill(self, handle: Handle) -> None:
         self.killed += 1
@@ -74,7 +77,7 @@ def test_data_that_no_loader_can_open_end_the_job(staff: Staff) -> None:
 
 
 def test_data_that_another_loader_reads_are_the_nodes_own_trouble(staff: Staff) -> None:
-    staff.started(Started("loader-0", 1))
+    staff.started(Started("loader-0", Hello(1, "a")))
     assert not staff.started(Started("loader-1", error=task_error(DataError("x.tar", "no such file", "mend it"))))
     assert [member.ident for member in staff.loaders.of(Life.LOST)] == ["loader-1"]
     assert len(staff.loader_handles()) == 1
@@ -85,15 +88,79 @@ def test_why_a_worker_could_not_start_is_told(staff: Staff, tmp_path) -> None:
     staff.started(Started("worker-0", error=died))
     assert "No module named 'mine'" in staff.trouble
     assert "No module named 'mine'" in read_lines(tmp_path / "events.jsonl")[-1]["text"]
-    staff.started(Started("worker-1", 7))
+    staff.started(Started("worker-1", Hello(7, "b")))
     assert staff.trouble == ""
 
 
 def test_lost_loaders_are_replaced_at_once_while_all_nodes_rest(staff: Staff) -> None:
     for ident in ("loader-0", "loader-1", "worker-0", "worker-1"):
-        staff.started(Started(ident, 1))
+        staff.started(Started(ident, Hello(1, "a" if ident.endswith("0") else "b")))
     for ident in ("loader-0", "loader-1"):
         staff.lose(ident, "its process ended")
     assert {member.node for member in staff.loaders.of(Life.LOST)} == {"a", "b"}
     staff.fill()
     assert [member.ident for member in staff.loaders.of(Life.STARTING)] == ["loader-2", "loader-3"]
+
+
+def at_work(staff: Staff) -> None:
+    """Everybody is ready, and every node has a standby."""
+    cast(Any, staff._fleet).standbys = 1
+    for ident in ("worker-0", "worker-1", "keeper-0", "keeper-1", "loader-0", "loader-1"):
+        node = staff._of(ident).get(ident).node  # type: ignore[union-attr]
+        staff.started(Started(ident, Hello(1, node, KeeperAddress(node, "host", 1, ""), gpus=f"gpu of {ident}")))
+    for number in (0, 1):
+        staff.fill(calm=True)
+        (standby,) = staff.standbys.of(Life.STARTING)
+        assert standby.ident == f"standby-{number}", "one at a time"
+        staff.fill(calm=True)
+        staff.started(Started(standby.ident, Hello(1, standby.node)))
+    staff.fill(calm=True)
+    assert not staff.starting()
+
+
+def test_a_standby_takes_the_place_of_a_worker_of_its_node(staff: Staff, tmp_path) -> None:
+    at_work(staff)
+    assert [slot.id for slot in staff.slots()] == ["worker-0", "worker-1"]
+    node = staff.workers.get("worker-0").node  # type: ignore[union-attr]
+    staff.lose("worker-0", "its process ended")
+    staff.fill()
+    promoted = next(slot for slot in staff.slots() if slot.id.startswith("standby-"))
+    assert promoted.node == node
+    member = staff.workers.get(promoted.id)
+    assert member is not None
+    assert member.gpus == "gpu of worker-0"
+    assert not list(staff.workers.of(Life.STARTING)), "no process is started for a place that is taken"
+    staff.fill(calm=True)
+    (seat,) = staff.seats.of(Life.STARTING)
+    assert (seat.ident, seat.node) == (promoted.id.replace("standby", "seat"), node)
+    staff.started(Started(seat.ident, Hello(1, node)))
+    staff.trust.proved(node)  # its rest is over
+    staff.fill(calm=True)
+    assert staff.starting() == ["standby-2"], "the node gets another standby"
+    staff.lose(promoted.id, "its process ended")
+    assert seat.life is Life.LOST
+
+
+def test_without_a_standby_of_the_node_a_process_is_started(staff: Staff) -> None:
+    at_work(staff)
+    node = staff.workers.get("worker-0").node  # type: ignore[union-attr]
+    for standby in list(staff.standbys.of(Life.READY)):
+        if standby.node == node:
+            staff.lose(standby.ident, "its process ended")
+    staff.lose("worker-0", "its process ended")
+    staff.trust.proved(node)
+    staff.fill()
+    assert [slot.id for slot in staff.slots()] == ["worker-1"]
+    assert staff.starting() == ["worker-2"]
+
+
+def test_who_is_dismissed_is_no_stain_on_its_node_and_a_leaving_node_gets_nobody(staff: Staff) -> None:
+    at_work(staff)
+    node = staff.workers.get("worker-0").node  # type: ignore[union-attr]
+    staff.notices({node: None})
+    assert [slot.id for slot in staff.slots()] == ["worker-1"]
+    for member in staff.on_nodes([node]):
+        staff.dismiss(member.ident, "its node leaves")
+    assert not staff.trust.suspects()
+    staff.fill()
+    assert all(member.node != node for kind in staff._kinds for member in kind.of(Life.STARTING))

@@ -27,6 +27,7 @@ def test_every_step_is_a_point_and_every_generation_a_band() -> None:
 def test_a_run_without_steps_says_so() -> None:
     assert "no step was completed" in run_svg([], GENERATIONS, "empty")
     assert "no step was completed" in run_svg([{"step": 0, "loss": float("nan")}], [], "nan")
+    assert "no step was completed" in run_svg([{"step": 0, "loss": None}], [], "nan as it is written")
 
 
 def test_ticks_are_round_and_few() -> None:

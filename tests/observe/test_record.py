@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from planaria.observe.record import RunRecord, read_lines, set_digest
+from planaria.observe.record import RunRecord, finite, read_lines, set_digest
 
 
 def test_lines_are_whole_at_once_and_torn_ones_are_left_out(tmp_path: Path) -> None:
@@ -69,3 +74,42 @@ def test_records_go_on_in_new_files_after_their_folder_was_removed(tmp_path: Pat
     record.event("after", "kept")
     record.close()
     assert [row["event"] for row in read_lines(tmp_path / "run" / "events.jsonl")] == ["after"]
+
+
+json_trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def _alike(found: Any, given: Any) -> bool:
+    if isinstance(given, float) and not math.isfinite(given):
+        return found is None
+    if isinstance(given, dict):
+        return found.keys() == given.keys() and all(_alike(found[key], given[key]) for key in given)
+    if isinstance(given, list):
+        return len(found) == len(given) and all(map(_alike, found, given))
+    return type(found) is type(given) and found == given
+
+
+@given(json_trees)
+def test_what_is_written_is_json_whatever_the_numbers(tree: Any) -> None:
+    assert _alike(json.loads(json.dumps(finite(tree), allow_nan=False)), tree)
+
+
+def test_a_step_that_was_not_finite_is_a_row_like_any_other(tmp_path: Path) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    record = RunRecord(tmp_path)
+    record.metrics({"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5})
+    record.event("skipped", "step 3", norms=(1.0, -math.inf))
+    record.summary({"loss": math.nan})
+    record.job({"nested": [{"x": math.inf}]})
+    lines = [line for name in ("metrics", "events") for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    rows = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert (rows[0]["loss"], rows[0]["grad_norm"], rows[0]["lr"]) == (None, None, 0.5)
+    assert rows[1]["norms"] == [1.0, None]
+    for name in ("summary", "job"):
+        json.loads((tmp_path / f"{name}.json").read_text(), parse_constant=refuse)

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from planaria.observe import text
-from planaria.observe.view import LiveView, encodable, generation_table, print_summary, status_panel, summary_lines
+from planaria.observe.goodput import CLASSES
+from planaria.observe.view import (
+    LiveView,
+    encodable,
+    generation_table,
+    goodput_table,
+    print_summary,
+    status_panel,
+    summary_lines,
+)
 
 
 def row(number: int = 1, **changed: Any) -> dict[str, Any]:
@@ -66,6 +75,14 @@ def summary(**changed: Any) -> dict[str, Any]:
         "run_dir": "/runs/demo",
     }
     return usual | changed
+
+
+def account(**changed: float) -> dict[str, float]:
+    """The account of a job of 100 s or so."""
+    account = dict.fromkeys(CLASSES, 0.0) | {"productive": 90.0, "startup": 6.0, "data_wait": 0.5, "other": 0.01}
+    account |= {"recovery_abort": 1.0, "recovery_form": 0.25, "recovery_first_step": 1.5, "under_way": 0.1} | changed
+    wall = sum(account.values())
+    return account | {"wall": wall, "goodput": account["productive"] / wall}
 
 
 class Terminal(io.StringIO):
@@ -143,6 +160,43 @@ def test_generation_cells():
 def test_the_last_generation_is_brought_up_to_date():
     rows = text.live_rows(status())
     assert rows[-1]["to_step"] == 150
+
+
+def test_goodput_names_the_largest_losses_first():
+    assert text.goodput_text(account()) == "90.6%; most lost to start-up 6.00 s, recovery 2.75 s, data wait 0.50 s"
+    idle = dict.fromkeys(account(), 0.0)
+    assert text.goodput_text(None) is text.goodput_text({}) is text.goodput_text(idle) is None
+    assert text.goodput_text(idle | {"startup": 2.0, "wall": 2.0}) == "0.0%; most lost to start-up 2.00 s"
+    assert text.goodput_text(account(under_way=50.0)).startswith("60.3%; most lost to start-up")
+    assert text.goodput_text(idle | {"productive": 2.0, "wall": 2.0, "goodput": 1.0}) == "100.0%"
+
+
+def test_the_goodput_rows_are_the_whole_account():
+    known = account(lost=3.0, resize=2.0, waiting=7.0, evaluation=4.0, checkpoint=0.3)
+    rows = text.goodput_rows(known)
+    assert sum(seconds for _, seconds, _ in rows) == pytest.approx(known["wall"])
+    assert [name for name, _, _ in rows][:4] == ["productive steps", "too few workers", "start-up", "evaluation"]
+    assert {name: phases for name, _, phases in rows}["recovery"] == {"abort": 1.0, "form": 0.25, "first_step": 1.5}
+
+
+def test_goodput_is_shown_where_it_is_known():
+    shown = status(goodput=account())
+    assert "goodput 90.6%" in text.progress_line(shown)
+    assert "goodput" not in text.progress_line(status(goodput={}))
+    panel = drawn(status_panel("demo", shown, [1.0], elapsed_s=1.0, width=100))
+    assert "90.6%; most lost to start-up 6.00 s" in panel
+    assert "goodput" not in drawn(status_panel("demo", status(), [1.0], elapsed_s=1.0, width=100))
+    assert ("goodput", text.goodput_text(account())) in summary_lines(summary(goodput=account()))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_goodput_table(plain):
+    encoding = "ascii" if plain else "utf-8"
+    page = drawn(goodput_table(account(), plain=plain), width=70, encoding=encoding)
+    cells = [" ".join(line.replace("|", " ").split()) for line in page.encode(encoding).decode(encoding).splitlines()]
+    assert cells[2] == "productive steps 1 min 30 s 90.6%"
+    assert cells[4:6] == ["recovery 2.75 s 2.8% abort 1.00 s, form 0.25 s,", "first step 1.50 s"]
+    assert cells[-1] == "all 1 min 39 s 100%"
 
 
 def test_progress_line():

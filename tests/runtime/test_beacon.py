@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from planaria.runtime.beacon import Beacon, BeaconServer
+from planaria.runtime.beacon import KEPT, Beacon
+from planaria.runtime.beacon_server import BeaconServer
 
 LIMIT_S = 10.0
 
@@ -72,7 +73,7 @@ def test_a_stranger_is_turned_away_and_disturbs_nobody(heard: Heard, greeting: b
 
 def test_a_process_that_was_given_up_is_told(heard: Heard) -> None:
     cut = threading.Event()
-    beacon = Beacon(heard.server.address, "worker-0", 0.05, on_cut=cut.set)
+    beacon = Beacon(heard.server.address, "worker-0", 0.05, on_end=cut.set)
     other = Beacon(heard.server.address, "worker-1", 0.05)
     beacon.send({"t": "ready"})
     heard.messages.get(timeout=LIMIT_S)
@@ -86,4 +87,66 @@ def test_a_process_that_was_given_up_is_told(heard: Heard) -> None:
     other.send({"t": "ready"})
     assert heard.messages.get(timeout=LIMIT_S)[0] == "worker-1"
     other.close()
+    beacon.close()
+
+
+def drop(server: BeaconServer) -> None:
+    """End a server as SIGKILL would: connections close, and nobody says farewell."""
+    server._closing = True
+    for key in list(server._selector.get_map().values()):
+        if key.data is not None:
+            server._selector.unregister(key.fileobj)
+            key.data.connection.close()
+    server.close()
+
+
+def test_a_process_goes_on_without_its_controller_and_repeats_itself_to_the_one_that_returns(heard: Heard) -> None:
+    ended = threading.Event()
+    beacon = Beacon(heard.server.address, "worker-0", 0.05, lease_s=LIMIT_S, on_end=ended.set)
+    beacon.send({"t": "step", "step": 0})
+    beacon.send({"t": "phase", "phase": "data"})
+    assert heard.messages.get(timeout=LIMIT_S)[1] == {"t": "step", "step": 0}
+    drop(heard.server)
+    beacon.send({"t": "step", "step": 1})
+    returned = Heard()
+    try:
+        beacon.adopt(returned.server.address)
+        beacon.send({"t": "step", "step": 2})
+        steps = [returned.messages.get(timeout=LIMIT_S)[1]["step"] for _ in range(3)]
+        assert steps == [0, 1, 2]  # and not the phase, which means nothing any more
+        assert returned.messages.empty()
+        assert not ended.is_set()
+        beacon.close()
+        assert returned.lost.get(timeout=LIMIT_S) == "worker-0"
+    finally:
+        returned.server.close()
+
+
+def test_what_is_kept_for_a_controller_that_returns_is_bounded(heard: Heard) -> None:
+    beacon = Beacon(heard.server.address, "worker-0", lease_s=LIMIT_S)
+    for step in range(KEPT + 10):
+        beacon.send({"t": "step", "step": step})
+    returned = Heard()
+    try:
+        beacon.adopt(returned.server.address)
+        first = returned.messages.get(timeout=LIMIT_S)[1]["step"]
+        assert first == 10
+        beacon.close()
+    finally:
+        returned.server.close()
+
+
+def test_a_process_ends_when_no_controller_returns_within_its_lease(heard: Heard) -> None:
+    ended = threading.Event()
+    beacon = Beacon(heard.server.address, "worker-0", 0.05, lease_s=0.2, on_end=ended.set)
+    drop(heard.server)
+    assert ended.wait(LIMIT_S)
+    beacon.close()
+
+
+def test_a_process_ends_at_once_when_the_job_is_over(heard: Heard) -> None:
+    ended = threading.Event()
+    beacon = Beacon(heard.server.address, "worker-0", 0.05, lease_s=1000.0, on_end=ended.set)
+    heard.server.close()
+    assert ended.wait(LIMIT_S)
     beacon.close()

@@ -67,9 +67,19 @@ class Rank:
     ) -> None:
         self.log: list[str] = []
         self.said: list[dict[str, Any]] = []
+        self.places: list[tuple[int, str]] = []
         self.fake: Any = Fake(self.log)
         self.keeping = Keeping(
-            self.fake, Table.of([], {}), self.fake, config, "t", None, self.said.append, interrupted, everywhere
+            self.fake,
+            Table.of([], {}),
+            self.fake,
+            config,
+            "t",
+            None,
+            self.said.append,
+            interrupted,
+            everywhere,
+            lambda step, phase: self.places.append((step, phase)),
         )
 
     def did(self) -> list[str]:
@@ -151,7 +161,8 @@ def test_a_checkpoint_tells_the_controller_before_the_keeper() -> None:
     rank.fake.step_done = 5
     rank.fake.drain = lambda *_: rank.log.append(f"drain after {[m['t'] for m in rank.said]}")
     rank.keeping.after_step((0, 0, 0))
-    assert rank.did()[-1] == "drain after ['phase', 'draining']"
+    assert rank.did()[-1] == "drain after ['draining']"
+    assert rank.places == [(5, "checkpoint")]
 
 
 def test_the_last_step_is_left_to_the_checkpoint_at_the_end() -> None:
@@ -192,7 +203,7 @@ def test_a_snapshot_that_must_be_is_taken_once_all_ranks_are_ready() -> None:
         thread.join(10)
     for rank in ranks:
         assert rank.did() == ["complete 6", "take 7"]
-        assert [message["phase"] for message in rank.said] == ["checkpoint"], "told while waiting: nobody hangs"
+        assert rank.places == [(7, "checkpoint")], "told while waiting: nobody hangs"
 
 
 def test_waiting_for_memory_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

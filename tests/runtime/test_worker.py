@@ -15,9 +15,9 @@ from planaria.config import parse
 from planaria.layout import Layout
 from planaria.memory.wire import KeeperAddress
 from planaria.recipe import Recipe
-from planaria.runtime.beacon import BeaconServer
+from planaria.runtime.beacon_server import BeaconServer
 from planaria.runtime.groups import Groups, Rendezvous
-from planaria.runtime.outcome import End
+from planaria.runtime.outcome import End, outcome_of
 from planaria.runtime.worker import Order, Worker, WorkerSpec
 
 JOB = parse({"model": {"preset": "llava-tiny"}, "train": {"steps": 4, "global_batch": 4}})
@@ -47,14 +47,17 @@ def stage(tmp_path, monkeypatch) -> Iterator[Stage]:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     found = Stage(str(tmp_path))
     yield found
+    found.worker._notices.close()
     found.worker._beacon.close()  # first: a worker whose line is cut ends its process
     found.beacon.close()
 
 
 def test_an_abort_that_overtakes_its_order_is_signed_off(stage: Stage) -> None:
     stage.worker.abort(1)
-    assert stage.worker.run(stage.order(1)).end is End.ABORTED
-    assert stage.heard.get(timeout=10) == {"t": "end", "gen": 1, "rank": 0}
+    stage.worker.run(stage.order(1))
+    told = stage.heard.get(timeout=10)
+    assert (told["t"], told["gen"], told["rank"]) == ("end", 1, 0)
+    assert outcome_of(told["outcome"]).end is End.ABORTED
 
 
 @pytest.mark.parametrize(("told_for", "used"), [(2, ["new"]), (1, [LOADER])])

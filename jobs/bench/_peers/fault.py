@@ -1,10 +1,11 @@
-"""The fault: waits for the moment, and notes when it struck."""
+"""The faults: wait for the moment, strike, and note when."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,48 @@ def strike_node(work: Work, cluster: BenchCluster, rank: dict[str, Any]) -> None
     node = cluster.node_with(rank["pid"])
     strike(work, cluster.processes_of(node), rank)
     cluster.kill_node(node)  # nothing is left of it to kill: this takes it off the books
+
+
+def endure(work: Work, cluster: BenchCluster, fit: Callable[[], object], completed: Callable[[], int]) -> None:
+    """Train, lose and return nodes as ``work.outages`` say, and write ``faults.jsonl``; its last row is the end.
+
+    The node that has lived longest is lost, so that all contenders lose the same ones, whatever they do there. The
+    training is left running.
+
+    Raises:
+        RuntimeError: it ended before its time.
+    """
+    # Nodes can be started by the main thread only, for Ray sets a signal handler then.
+    training = threading.Thread(target=fit, daemon=True)
+    training.start()
+
+    def sleep_until(due: Callable[[], bool]) -> None:
+        while not due():
+            if not training.is_alive():
+                raise RuntimeError("the job ended before its time")
+            time.sleep(POLL_S)
+
+    sleep_until(lambda: completed() >= 1)
+    began = time.monotonic()
+    story = [(at, kind) for outage in work.outages for at, kind in zip(outage, ("lost", "returned"), strict=True)]
+    for at, kind in sorted([*((at, kind) for at, kind in story if at < work.lasts_s), (work.lasts_s, "end")]):
+        sleep_until(lambda due=began + at: time.monotonic() >= due)  # type: ignore[misc]
+        note(work, {"time": time.time(), "kind": kind, "due": at})
+        if kind == "lost":
+            cluster.kill_node(cluster.nodes[0])
+        elif kind == "returned":
+            cluster.add_node()
+
+
+def note(work: Work, row: dict[str, Any]) -> None:
+    """Append to ``faults.jsonl``."""
+    with (work.path / "faults.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def over(work: Work) -> bool:
+    """Whether :func:`endure` has come to its end."""
+    return any(row["kind"] == "end" for row in read_lines(work.path / "faults.jsonl"))
 
 
 def steps_completed(work: Work) -> int:

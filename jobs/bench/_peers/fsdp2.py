@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from _peers.work import Work
 from planaria.data.builder import BatchBuilder
+from planaria.data.collate import MicroBatch
 from planaria.data.plan import micro_batch_plan
 from planaria.models.vlm import VLMRecipe
 
@@ -42,10 +43,15 @@ class Trainer:
         )
         self._plan = micro_batch_plan(job.train.global_batch, self.world, job.train.micro_batch)
 
-    def step(self) -> float:
-        """One optimizer step; returns the mean loss per target over the global batch."""
+    def batch(self, step: int) -> list[MicroBatch]:
+        """This rank's share of a global batch."""
         lo, hi = self._plan.slices[self.rank]
-        share = self._batches.build(self.steps_done, lo, hi, self._plan.count).micro_batches
+        return self._batches.build(step, lo, hi, self._plan.count).micro_batches
+
+    def step(self, share: list[MicroBatch] | None = None) -> float:
+        """One optimizer step on ``share``, or on one built here and now; returns the mean loss per target over the
+        global batch."""
+        share = self.batch(self.steps_done) if share is None else share
         targets = torch.tensor(sum(batch.targets for batch in share))
         dist.all_reduce(targets)
         total = torch.zeros(())

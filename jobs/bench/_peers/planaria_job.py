@@ -43,6 +43,9 @@ def run(work: Work) -> None:
             RunConfig(name=NAME, storage_path=work.folder, failure_config=FailureConfig(max_failures=20)),
         )
 
+        if work.outages:
+            return fault.endure(work, cluster, trainer.fit, lambda: completed(work))
+
         def inject() -> None:
             fault.await_step(work, lambda: completed(work))
             events = read_lines(run_dir(work) / "events.jsonl")
@@ -50,5 +53,6 @@ def run(work: Work) -> None:
             pid = next(e["pid"] for e in events if e["event"] == "joined" and e["member"] == ranks[-1])
             fault.strike_node(work, cluster, {"rank": len(ranks) - 1, "world": len(ranks), "pid": pid})
 
-        threading.Thread(target=inject, daemon=True).start()
+        if work.kill_after:
+            threading.Thread(target=inject, daemon=True).start()
         trainer.fit()

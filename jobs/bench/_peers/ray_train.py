@@ -87,9 +87,13 @@ def run(work: Work) -> None:
             ),
         )
 
+        if work.outages:
+            return fault.endure(work, cluster, trainer.fit, lambda: fault.steps_completed(work))
+
         def inject() -> None:
             fault.await_step(work, lambda: fault.steps_completed(work))
             fault.strike_node(work, cluster, fault.last_rank(work))
 
-        threading.Thread(target=inject, daemon=True).start()
+        if work.kill_after:
+            threading.Thread(target=inject, daemon=True).start()
         trainer.fit()

@@ -25,7 +25,12 @@ class Work:
     steps: int = 35
     checkpoint_every: int = 10
     kill_after: int = 25
-    """The node dies once this many steps are completed: half a checkpoint interval past the last checkpoint."""
+    """The node dies once this many steps are completed: half a checkpoint interval past the last checkpoint.
+    0: no fault."""
+    outages: tuple[tuple[float, float], ...] = ()
+    """Instead of the one fault: when a node is lost, and when one returns, in seconds from the first completed step."""
+    lasts_s: float = 0.0
+    """With ``outages``: when the measurement ends."""
     seed: int = 0
     stock: bool = False
     """Whether a peer runs with its defaults instead of its best settings."""

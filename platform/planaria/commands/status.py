@@ -36,6 +36,8 @@ class RunState:
     bad_samples: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
+    goodput: dict[str, float] | None = None
+    """Where the wall time went, as of the last row that was written."""
 
 
 def read_run(run_dir: str | Path, now: float | None = None) -> RunState:
@@ -84,10 +86,21 @@ def read_run(run_dir: str | Path, now: float | None = None) -> RunState:
     if over and summary is not None and summary.keys() >= SUMMARY_KEYS:
         run.summary = summary
         run.step = max(run.step, int(summary.get("steps", 0)))
+    accounts = [row for row in _rows(folder / "goodput.jsonl") if float(row.get("time", 0.0)) >= since]
+    closing = (run.summary or {}).get("goodput")
+    run.goodput = _account(closing) or next((found for row in reversed(accounts) if (found := _account(row))), None)
     if not over:
         written = [float(row["time"]) for row in (*current[-1:], *rows[-1:]) if "time" in row]
         run.quiet_s = max(0.0, (time.time() if now is None else now) - max(written)) if written else None
     return run
+
+
+def _account(tree: Any) -> dict[str, float] | None:
+    """An account of wall time, if it is one."""
+    if not isinstance(tree, dict):
+        return None
+    known = {name: float(value) for name, value in tree.items() if name != "time" and isinstance(value, (int, float))}
+    return known if known.keys() >= {"productive", "wall", "goodput"} else None
 
 
 def verdict(run: RunState) -> str:
@@ -116,7 +129,7 @@ def status(run_dir: str, last: int, picture: str | None = None) -> int:
     from rich.text import Text
 
     from planaria.observe import text as as_text
-    from planaria.observe.view import encodable, generation_table, is_plain, summary_lines
+    from planaria.observe.view import encodable, generation_table, goodput_table, is_plain, summary_lines
 
     run = read_run(run_dir)
     if picture is not None:
@@ -132,6 +145,9 @@ def status(run_dir: str, last: int, picture: str | None = None) -> int:
         of = f" of {run.total_steps}" if run.total_steps else ""
         fields.append(("step", f"{run.step}{of}"))
         fields.append(("loss", as_text.number(run.loss)))
+        goodput = as_text.goodput_text(run.goodput)
+        if goodput is not None:
+            fields.append(("goodput", goodput))
         fields.append(("checkpoint", "none" if run.checkpoint_step is None else f"step {run.checkpoint_step}"))
         if run.bad_samples:
             fields.append(("bad samples", str(run.bad_samples)))
@@ -147,6 +163,9 @@ def status(run_dir: str, last: int, picture: str | None = None) -> int:
     if run.generations:
         console.print()
         console.print(generation_table(run.generations, width=console.width, plain=plain))
+    if run.goodput is not None and run.goodput["wall"] > 0:
+        console.print()
+        console.print(goodput_table(run.goodput, plain=plain))
     if last > 0 and run.events:
         console.print("\nlast events", style="bold")
         for row in run.events[-last:]:

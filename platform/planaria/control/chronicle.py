@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from planaria.config import JobConfig
 from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
 from planaria.control.status import Status, generation_row
+from planaria.observe.goodput import Account
 from planaria.observe.record import RunRecord
 
 Message = dict[str, Any]
 BAD_FLOOR = 1000
 """The share of bad samples is judged as if at least this many had been read."""
+GOODPUT_EVERY_S = 10.0
+"""``goodput.jsonl`` gets a row this often while steps are done."""
 
 
 class Chronicle:
@@ -32,6 +35,9 @@ class Chronicle:
         self._generations, self._begun = generations, begun
         self._bad: set[tuple[int, int]] = set()
         self.evaluation: dict[str, Any] | None = None
+        self.account = Account(time.monotonic())
+        """Where the wall time goes. States, faults and beginnings of generations are told by the controller."""
+        self._accounted_at = -GOODPUT_EVERY_S
 
     @property
     def bad_samples(self) -> int:
@@ -50,20 +56,22 @@ class Chronicle:
         generation = self._generations[-1]
         if ident in generation.lost:
             return  # given up as silent or hung, and awake again
-        generation.last_word_at = time.monotonic()
+        generation.last_word_at = now = time.monotonic()
         first_rank = message["rank"] == 0
         match message["t"]:
-            case "end":
-                generation.signed_off.add(ident)
             case "ready":
                 for phase, seconds in message["phases"].items():
                     generation.phases[phase] = max(generation.phases.get(phase, 0.0), seconds)
+                self.account.ready(generation.phases)
+            case "phase" if first_rank:
+                self.account.evaluation(message["phase"] == "evaluate", now)
             case "step":
                 self._step(generation, message)
             case "checkpoint_skipped" if first_rank:
                 text = f"no checkpoint of step {message['step']}: the one before is still being written"
                 self._tell("checkpoint_skipped", text, message)
             case "eval" if first_rank:
+                self.account.evaluation(False, now)
                 self.evaluation = {k: v for k, v in message.items() if k not in ("t", "gen", "rank")}
                 text = f"held out: {message['accuracy']:.1%} right, chance {message['chance']:.1%}"
                 self._tell("evaluation", text, message)
@@ -77,16 +85,58 @@ class Chronicle:
             if first:
                 self._first_step(generation)
             self._status.note(message, generation)
-            row = {k: v for k, v in message.items() if k not in ("t", "ids", "bad", "rank")}
-            self._record.metrics(row | {"layout": str(generation.plan.layout)})
-            if message["skipped"]:
-                step = message["step"]
-                self._record.event("skipped", f"step {step}: gradient not finite, step skipped", step=step)
+            if message["step"] > generation.recorded:  # else it was said again to a controller that has returned
+                self._account_step(message)
+                self._record_step(generation, message)
         gathered = generation.gather(message)
-        if gathered is not None:
+        if gathered is not None and message["step"] > generation.ledgered:
             ids, tokens = gathered
+            generation.ledgered = message["step"]
             self._record.ledger(message["step"], generation.number, ids, whole=self._job.ledger == "ids")
             self._status.note_tokens(tokens, message["step_s"])
+
+    def _record_step(self, generation: Generation, message: Message) -> None:
+        step = generation.recorded = message["step"]
+        row = {k: v for k, v in message.items() if k not in ("t", "ids", "bad", "rank")}
+        self._record.metrics(row | {"layout": str(generation.plan.layout)})
+        if message["skipped"]:
+            self._record.event("skipped", f"step {step}: gradient not finite, step skipped", step=step)
+
+    def returned(self, sizes: Mapping[str, int]) -> None:
+        """The controller has come back: workers say again what may not have been heard. Know what was.
+
+        Args:
+            sizes: where this run's rows begin in the records.
+        """
+        numbers = {generation.number: generation for generation in self._generations}
+        for row in self._record.rows("metrics", sizes["metrics"]):
+            if (generation := numbers.get(row["gen"])) is not None:
+                generation.recorded = max(generation.recorded, row["step"])
+                generation.step = max(generation.step, row["step"] + 1)
+        for row in self._record.rows("ledger", sizes["ledger"]):
+            if (generation := numbers.get(row["gen"])) is not None:
+                generation.ledgered = max(generation.ledgered, row["step"])
+        for row in self._record.rows("events", sizes["events"]):
+            if row["event"] == "bad_sample":
+                self._bad.add((row["position"], row["attempt"]))
+            elif row["event"] == "evaluation":
+                self.evaluation = {k: v for k, v in row.items() if k not in ("time", "event", "text", "gen")}
+        self._status.bad_samples = len(self._bad)
+
+    def _account_step(self, message: Message) -> None:
+        now = time.monotonic()
+        self.account.step(
+            message["step"],
+            message["step_s"],
+            message["data_wait_s"],
+            message["snapshot_s"],
+            now,
+            counts=not message["skipped"],
+        )
+        self._status.goodput = self.account.view(now)
+        if now - self._accounted_at >= GOODPUT_EVERY_S:
+            self._accounted_at = now
+            self._record.goodput(self._status.goodput)
 
     def _first_step(self, generation: Generation) -> None:
         self._begun()

@@ -6,50 +6,45 @@ through all of it; only the processes that vanished, or did not answer in time, 
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import secrets
 import threading
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
 import ray
 
-from planaria.config import JobConfig, vault_root
-from planaria.control import policy
+from planaria.config import JobConfig
+from planaria.control import journal, policy
 from planaria.control.causes import ENVIRONMENT_KINDS, FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
-from planaria.control.drains import Drains
-from planaria.control.events import Ended, Event, Gone, NodesSeen, Said, Saved, Started, StopAsked
+from planaria.control.custody import Custody, step_of, where
+from planaria.control.events import Event, Gone, NodesSeen, Said, Saved, Started, StopAsked
 from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
-from planaria.control.members import Life
-from planaria.control.resume import Resume
+from planaria.control.journal import Past
+from planaria.control.members import Life, Member
 from planaria.control.staff import Staff
 from planaria.control.status import Status, generation_row
-from planaria.memory.client import announce_ring, forget, newest_in_memory
+from planaria.control.ticket import Ticket
 from planaria.memory.recall import MemorySource
-from planaria.memory.wire import KeeperAddress
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import ModelFacts, PlanError, plan
 from planaria.recipe import Recipe
-from planaria.runtime.beacon import BeaconServer
+from planaria.runtime.beacon_server import BeaconServer
 from planaria.runtime.fleet import Fleet, NodeWatch, Scaling
 from planaria.runtime.groups import Rendezvous, host_store
-from planaria.runtime.outcome import End, Outcome
+from planaria.runtime.outcome import End, Outcome, outcome_of
 from planaria.runtime.worker import Order
 from planaria.state.errors import CheckpointError
-from planaria.state.vault import Vault
 
 SETTLE_S = 10.0
 """A starting job waits this long for one more worker before it begins below its maximum."""
 RESTORE_LIMIT_S = 1800.0
 """Longest time from forming to the first step, where ``elastic.hang_s`` is shorter."""
 TICK_S = 0.25
-HEAR_OUT_S = 1.0
-"""Longest wait for the last reports of workers that have returned."""
+ADOPT_S = 10.0
+"""A process that takes longer to answer a controller that has returned counts as lost."""
 
 
 class State(StrEnum):
@@ -69,44 +64,37 @@ class State(StrEnum):
 class Controller:
     """Body of the controller's Ray actor: :meth:`run` is the job, the other methods answer meanwhile."""
 
-    def __init__(self, job: JobConfig, recipe: Recipe, facts: ModelFacts, run_dir: str, scaling: Scaling) -> None:
-        self.job, self.facts, self.run_dir = job, facts, run_dir
+    def __init__(
+        self, job: JobConfig, recipe: Recipe, facts: ModelFacts, run_dir: str, scaling: Scaling, ticket: Ticket
+    ) -> None:
+        self.job, self.facts, self.run_dir, self.ticket = job, facts, run_dir, ticket
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.record = RunRecord(run_dir)
         self.record.job(job.model_dump(mode="json"))
         self.host = ray.util.get_node_ip_address()
         self.beacon = BeaconServer(
             self.host,
-            secrets.token_hex(16),
+            ticket.secret,
             lambda ident, message: self.events.put(Said(ident, message)),
             lambda ident: self.events.put(Gone(ident, "its process ended")),
         )
-        self.fleet = Fleet(job, recipe, run_dir, scaling, self.beacon.address)
+        self.fleet = Fleet(job, recipe, run_dir, scaling, self.beacon.address, ticket.namespace)
         # One store for all generations, hosted by no rank, so that no rank's death can take it down.
         self.store = host_store(self.host)
         self.staff = Staff(job, self.fleet, self.record, self.events.put)
-        root = vault_root(job, run_dir)
-        self.vault = Vault(
-            root,
-            keep_last=job.checkpoint.keep_last,
-            keep_every=job.checkpoint.keep_every,
-            # What is committed was written from memory by processes that still live; reading all of it back, over
-            # the network, for every checkpoint would cost more than it could find.
-            verify_before_removal=False,
-            on_problem=lambda problem: self.record.event("vault", problem),
-        )
-        self.resume = Resume(self.vault, job, root, self.record.event)
-        self.drains = Drains(self.vault, self.events.put)
         self.state = State.WAITING
         self.generations: list[Generation] = []
         self.history: list[policy.Generation] = []
         self.view = Status(total_steps=job.train.steps)
+        self.custody = Custody(job, run_dir, self.record, self.view, self.staff.keeper_addresses, self.events.put)
         self.chronicle = Chronicle(job, self.record, self.view, self.generations, self._begun)
         self._stop: str | None = None
+        self._driverless = False
         self._cause, self._planned = "start", True
         self._change_at: float | None = None
-        self._run_id = secrets.token_hex(4)
-        self._started_at = time.monotonic()
+        self._began, self._driver_at = time.time(), time.monotonic()
+        # Detached, it would stay for ever if nobody called for it: after its return, or after the end of the job.
+        self._idle = self._leave_if_idle()
 
     # -- called through Ray ------------------------------------------------------------------------
 
@@ -115,8 +103,10 @@ class Controller:
         self.events.put(StopAsked(why))
 
     def status(self) -> dict[str, Any]:
-        """What the live view shows; plain values."""
+        """What the live view shows; plain values. That somebody asks is the sign that the driver lives."""
+        self._driver_at = time.monotonic()
         view = self.view
+        view.goodput = self.chronicle.account.view(self._driver_at)
         view.state, view.last_event = self.state.value, self.record.last_event
         view.workers = len(self.generations[-1].members) if self.generations else 0
         view.ready = sum(1 for _ in self.staff.workers.of(Life.READY))
@@ -124,12 +114,14 @@ class Controller:
 
     def run(self) -> dict[str, Any]:
         """The whole job; returns its summary. A failure of the job is told in ``summary["error"]``, not raised."""
-        watch = NodeWatch(self.fleet, lambda capacity: self.events.put(NodesSeen(capacity)), self.staff.trust.suspects)
+        self._idle.cancel()
+        watch = NodeWatch(self.fleet, lambda *seen: self.events.put(NodesSeen(*seen)), self.staff.trust.suspects)
         failure: Exception | None = None
         try:
-            # From now on an earlier controller of this run that still lives, cut off somewhere, commits no more.
-            self.vault.claim(f"{self.job.name} on {self.host}")
-            self._drive()
+            past = journal.read(self.record.rows("journal"), self.ticket.run_id)
+            self.record.journal(journal.run_row(self.ticket.run_id, self._began, self.record.sizes()))
+            self.custody.claim(f"{self.job.name} on {self.host}")
+            self._drive(self._return(past) if past is not None else None)
         except (JobFailed, PlanError, CheckpointError) as error:
             failure = error
             self._enter(State.FAILED)
@@ -137,26 +129,64 @@ class Controller:
         finally:
             watch.close()
             self.staff.end_all()
-            self.beacon.close()
+            self.beacon.close()  # whoever could not be reached ends itself
         summary = self._summary(failure)
         self.record.summary(summary)
         self.record.close()
+        self._idle = self._leave_if_idle()
         return summary
+
+    def _leave_if_idle(self) -> threading.Timer:
+        controller = ray.get_runtime_context().current_actor
+        timer = threading.Timer(self.job.elastic.orphan_s, lambda: ray.kill(controller, no_restart=True))
+        timer.daemon = True
+        timer.start()
+        return timer
 
     # -- the job -----------------------------------------------------------------------------------
 
-    def _drive(self) -> None:
+    def _drive(self, generation: Generation | None) -> None:
+        """Generation after generation, from the one that runs, if one does."""
         while True:
-            self._await_workers()
-            if self._stop is not None:
-                self._enter(State.STOPPED)
-                self.record.event("stopped", f"stopped while no generation was running: {self._stop}")
-                return
-            generation = self._launch()
+            if generation is None:
+                self._await_workers()
+                if self._stop is not None:
+                    self._enter(State.STOPPED)
+                    self.record.event("stopped", f"stopped while no generation was running: {self._stop}")
+                    return
+                generation = self._launch()
             self._supervise(generation)
-            self._hear_out(generation)
             if self._conclude(generation):
                 return
+            generation = None
+
+    def _return(self, past: Past) -> Generation | None:
+        """Take up what an earlier life of this controller left: its processes, and the generation that they run."""
+        self.generations[:], self.history[:] = past.generations, past.history
+        generation = past.unfinished
+        self.record.event("returned", "the controller was lost and has returned", members=len(past.members))
+        self._began = past.began
+        self.custody.returned(generation)
+        self.chronicle.returned(past.sizes)
+        self.staff.adopt(past, self.beacon.address)
+        if generation is not None:
+            self.view.generations = [generation_row(item) for item in self.generations]
+            self._enter(State.RUNNING if generation.first_step_at is not None else State.FORMING)
+        deadline = time.monotonic() + ADOPT_S
+        while (silent := self.staff.starting()) and time.monotonic() < deadline:
+            self._hear(generation, TICK_S)
+        for ident in silent:
+            self._lose(ident, generation, f"did not answer the returned controller within {ADOPT_S:.0f} s")
+        if generation is None:
+            return None
+        for ident in generation.members:
+            member = self.staff.workers.get(ident)
+            if member is None or member.life is not Life.READY:
+                generation.lost.setdefault(ident, "it ended while the controller was away")
+            elif member.generation < generation.number:
+                # Its order was never sent, so that it plays no part in a generation that others may have begun.
+                generation.outcomes[ident] = Outcome(End.ABORTED, generation.start_step)
+        return generation
 
     def _await_workers(self) -> None:
         """Return once a generation can be formed, or a stop was asked for."""
@@ -203,22 +233,22 @@ class Controller:
         )
         number = len(self.generations) + 1
         keepers = self.staff.keeper_addresses()
-        source = self._newest_state(keepers)
-        step = source.step if isinstance(source, MemorySource) else source or 0
+        source = self.custody.newest()
+        step = step_of(source)
         generation = Generation(number, chosen, self._cause, self._planned, step, self._change_at, step=step)
         if last is not None:
             generation.phases |= last.ending
             if step < last.step:
                 self.record.event(
                     "rollback",
-                    f"steps {step} to {last.step - 1} are redone from {_where(source)}",
+                    f"steps {step} to {last.step - 1} are redone from {where(source)}",
                     gen=number,
                     steps_lost=last.step - step,
                 )
         self.generations.append(generation)
         self.record.event(
             "generation",
-            f"generation {number} ({self._cause}): {chosen.reason}; from {_where(source)}",
+            f"generation {number} ({self._cause}): {chosen.reason}; from {where(source)}",
             gen=number,
             layout=str(chosen.layout),
             workers=list(chosen.ranks),
@@ -229,8 +259,9 @@ class Controller:
         )
         generation.phases["plan"] = time.monotonic() - began
         loaders = self.staff.loader_handles()
-        nodes = tuple(self._node_of(ident) for ident in chosen.ranks)
-        generation.nodes, generation.token = nodes, f"{self._run_id}-{number}"
+        nodes = tuple(self._member(ident).node for ident in chosen.ranks)
+        generation.nodes, generation.token = nodes, f"{self.ticket.run_id}-{number}"
+        self.record.journal(journal.generation_row(generation))
         durable = None if isinstance(source, MemorySource) else source
         for rank, ident in enumerate(chosen.ranks):
             rendezvous = Rendezvous(number, rank, chosen.layout, self.host, self.store.port, self.job.elastic.hang_s)
@@ -238,39 +269,33 @@ class Controller:
             self._order(
                 ident,
                 Order(
-                    rendezvous, generation.token, loaders, nodes, keepers[nodes[rank]], step, source, durable, strict
+                    rendezvous,
+                    generation.token,
+                    loaders,
+                    nodes,
+                    keepers[nodes[rank]],
+                    step,
+                    source,
+                    durable,
+                    strict,
+                    gpus=self._member(ident).gpus,
                 ),
             )
-        # What neither this generation nor a fault in its first step can need.
-        kept = (source.generation, source.step) if isinstance(source, MemorySource) else (None, None)
-        self._in_background(forget, list(keepers.values()), number, *kept)
+        self.custody.begun(generation, source)
+        self.chronicle.account.begin(step, time.monotonic())
         return generation
 
-    def _newest_state(self, keepers: dict[str, KeeperAddress]) -> MemorySource | int | None:
-        """The newest state that memory covers completely, or the step of a newer checkpoint that is intact."""
-        saved = self.view.checkpoint_step
-        source = newest_in_memory(keepers.values())
-        if source is not None and (saved is None or saved <= source.step):
-            return source
-        return self.resume.step(saved)
-
-    def _node_of(self, ident: str) -> str:
+    def _member(self, ident: str) -> Member:
         member = self.staff.workers.get(ident)
         assert member is not None
-        return member.node
-
-    def _in_background(self, function: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=function, args=args, daemon=True).start()
+        return member
 
     def _order(self, ident: str, order: Order) -> None:
-        member = self.staff.workers.get(ident)
-        assert member is not None
+        member = self._member(ident)
 
         def done(future: Any) -> None:
             error = future.exception()
-            if error is None:
-                self.events.put(Ended(ident, order.rendezvous.generation, future.result()))
-            else:
+            if error is not None:
                 self.events.put(Gone(ident, f"{type(error).__name__}: {_first_line(error)}"))
 
         member.handle.run.options(concurrency_group="train").remote(order).future().add_done_callback(done)
@@ -283,7 +308,7 @@ class Controller:
             if generation.lost or failed or self._hung(generation):
                 self._abort(generation)
                 return
-            self.staff.fill()
+            self.staff.fill(calm=self.state is State.RUNNING)
             if self._stop is not None and self.state is not State.STOPPING:
                 self._enter(State.STOPPING)
                 self._tell_members(generation, "request", generation.number, stop=True)
@@ -302,17 +327,20 @@ class Controller:
         for member in [*staff.workers.of(Life.READY), *staff.loaders.of(Life.READY), *staff.keepers.of(Life.READY)]:
             silent = self.beacon.silence(member.ident)
             if silent is not None and silent > limits.silence_s:
+                generation.silent_since = time.monotonic() - silent
                 self._lose(member.ident, generation, f"silent for {silent:.1f} s")
         stuck = time.monotonic() - generation.last_word_at
         # Until its first step a generation builds and restores, which a large model may do for long in silence.
         if stuck > (limits.hang_s if generation.first_step_at is not None else max(limits.hang_s, RESTORE_LIMIT_S)):
             self.record.event("hang", f"no progress for {stuck:.0f} s", gen=generation.number, step=generation.step)
             generation.hung = f"no progress for {stuck:.0f} s"
+            generation.silent_since = generation.last_word_at
         return bool(generation.lost or generation.hung)
 
     def _abort(self, generation: Generation) -> None:
         """End a broken generation everywhere; whoever does not return in time is ended and counted as lost."""
         self._change_at = evidence = time.monotonic()
+        self.chronicle.account.fault(evidence, generation.silent_since)
         self._enter(State.RECOVERING)
         for ident, why in list(generation.lost.items())[:1]:
             self.record.event("fault", f"{ident}: {why}", gen=generation.number, member=ident, step=generation.step)
@@ -326,12 +354,6 @@ class Controller:
             self._lose(ident, generation, f"did not leave generation {generation.number} in time")
         generation.ending["abort"] = time.monotonic() - evidence
 
-    def _hear_out(self, generation: Generation) -> None:
-        """Reports and results come on different ways: take the last reports of those who returned."""
-        deadline = time.monotonic() + HEAR_OUT_S
-        while set(generation.outcomes) - generation.signed_off - set(generation.lost) and time.monotonic() < deadline:
-            self._hear(generation, 0.05)
-
     def _conclude(self, generation: Generation) -> bool:
         """Look back at a generation that ended; True if the job is over."""
         self.view.generations = [generation_row(item) for item in self.generations]
@@ -342,7 +364,7 @@ class Controller:
         if not (ends == {End.PAUSED} or self._saved_at_end(generation)):
             self._conclude_broken(generation)
             return False
-        self.history.append(policy.Generation(generation.number, generation.highest))
+        self._judge(policy.Generation(generation.number, generation.highest), generation)
         if ends == {End.FINISHED}:
             self._enter(State.FINISHED)
             self.record.event("finished", f"all {self.job.train.steps} steps done", step=generation.step)
@@ -360,7 +382,7 @@ class Controller:
         Raises:
             JobFailed: the last state cannot be saved.
         """
-        while self.drains.pending(generation.number):
+        while self.custody.pending(generation):
             self._hear(generation, TICK_S)
         wanted = generation.outcomes[generation.members[0]].end is End.STOPPED or self.job.checkpoint.at_end
         problem = generation.problems.get(generation.step)
@@ -387,7 +409,7 @@ class Controller:
         elif root is not None and root.kind in FATAL_KINDS:
             raise JobFailed(root.error or str(root.kind), root.trace)
         failure = policy.Failure(cause, generation.step, error)
-        self.history.append(policy.Generation(generation.number, generation.highest, failure))
+        self._judge(policy.Generation(generation.number, generation.highest, failure), generation)
         decision = policy.FailurePolicy(self.job.elastic.max_failures).decide(self.history)
         if isinstance(decision, policy.GiveUp):
             raise JobFailed(decision.reason, root.trace if root is not None else None)
@@ -398,15 +420,20 @@ class Controller:
         self._cause = generation.hung or lost or str(error or cause)[:100]
         self._planned = False
 
+    def _judge(self, judged: policy.Generation, generation: Generation) -> None:
+        self.history.append(judged)
+        self.record.journal(journal.ended_row(judged, generation.step))
+
     def _checkpoint_error(self, root: Outcome) -> None:
         if "restore" in root.phases:  # it had been read; so it is the keeping that failed
             raise JobFailed(root.error or "the state could not be kept", root.trace)
-        self.resume.damaged(root.error or "")
+        self.custody.damaged(root.error or "")
 
     # -- hearing and telling -----------------------------------------------------------------------
 
     def _hear(self, generation: Generation | None, timeout_s: float) -> None:
         """Take events until the queue is empty, waiting ``timeout_s`` for the first."""
+        self._heed_driver()
         try:
             event = self.events.get(timeout=timeout_s)
         except queue.Empty:
@@ -421,16 +448,15 @@ class Controller:
     def _take(self, event: Event, generation: Generation | None) -> None:
         match event:
             case Said(ident, message) if self.staff.is_keeper(ident):
-                self._keeper_said(ident, message)
+                member = self.staff.keepers.get(ident)
+                if member is not None and member.life is Life.READY:
+                    self.custody.keeper_said(member.node, message)
             case Said(ident, message):
                 self.chronicle.take(ident, message)
                 if generation is not None and message.get("gen") == generation.number:
-                    self._worker_said(generation, message)
+                    self._worker_said(ident, generation, message)
             case Saved():
-                self._saved(event)
-            case Ended(ident, number, outcome):
-                if generation is not None and number == generation.number:
-                    generation.outcomes[ident] = outcome
+                self.custody.saved(event, self.generations)
             case Gone(ident, why):
                 self._lose(ident, generation, why)
             case Started():
@@ -438,48 +464,18 @@ class Controller:
                     if self.staff.is_loader(event.ident):
                         self._tell_loaders(generation)
                     elif self.staff.is_keeper(event.ident):
-                        self._announce_ring()
-            case NodesSeen(capacity):
+                        self.custody.announce_ring()
+            case NodesSeen(capacity, leaving):
+                self.staff.notices(leaving)
                 for ident, why in self.staff.nodes(capacity):
                     self._lose(ident, generation, why)
             case StopAsked(why):
                 self._stop = self._stop or why
 
-    def _worker_said(self, generation: Generation, message: dict[str, Any]) -> None:
-        if message["t"] == "draining":
-            meta = {"layout": str(generation.plan.layout), "job": self.job.model_dump(mode="json")}
-            self.drains.begin(generation.number, message["step"], generation.token, generation.nodes, meta)
-        elif message["t"] == "step" and message["complete"] is not None and not generation.covered:
-            generation.covered = True
-            self._in_background(forget, list(self.staff.keeper_addresses().values()), generation.number)
-
-    def _keeper_said(self, ident: str, message: dict[str, Any]) -> None:
-        member = self.staff.keepers.get(ident)
-        if member is None or member.life is not Life.READY:
-            return
-        match message["t"]:
-            case "drained" | "drain_failed":
-                self.drains.take(message)
-            case "memory":
-                self.view.memory[member.node] = message["used"]
-            case kind:
-                self.record.event(kind, _memory_trouble(message), **{k: v for k, v in message.items() if k != "t"})
-
-    def _saved(self, event: Saved) -> None:
-        self.drains.over(event)
-        fields = {"step": event.step, "gen": event.generation, "took_s": event.seconds}
-        if event.problem is None:
-            self.view.checkpoint_step = max(event.step, self.view.checkpoint_step or 0)
-            self.record.event("checkpoint", f"checkpoint of step {event.step} is durable", **fields)
-        elif event.fenced:
-            raise JobFailed(event.problem)
-        else:
-            self.generations[event.generation - 1].problems[event.step] = event.problem
-            text = f"checkpoint failed: {event.problem}"
-            self.record.event("checkpoint_failed", text, problem=event.problem, **fields)
-
-    def _announce_ring(self) -> None:
-        self._in_background(announce_ring, list(self.staff.keeper_addresses().values()))
+    def _worker_said(self, ident: str, generation: Generation, message: dict[str, Any]) -> None:
+        if message["t"] == "end":
+            generation.outcomes[ident] = outcome_of(message["outcome"])
+        self.custody.worker_said(generation, message)
 
     def _lose(self, ident: str, generation: Generation | None, why: str) -> None:
         if not self.staff.lose(ident, why):
@@ -496,9 +492,7 @@ class Controller:
         """The memory of a node is gone. Ranks that kept their state there leave the generation, unharmed."""
         member = self.staff.keepers.get(ident)
         assert member is not None
-        self.view.memory.pop(member.node, None)
-        self.drains.lost(member.node)
-        self._announce_ring()
+        self.custody.keeper_lost(member.node)
         if generation is not None and member.node in generation.nodes:
             generation.lost[ident] = f"{why}, and with it the snapshots of node {member.node[:8]}"
 
@@ -513,6 +507,17 @@ class Controller:
             if member is not None and member.life is Life.READY:
                 getattr(member.handle, method).options(concurrency_group="control").remote(*args, **kwargs)
 
+    def _heed_driver(self) -> None:
+        """End the job, or not, if its driver is gone without having ended it."""
+        away = time.monotonic() - self._driver_at
+        if self._stop is None and not self._driverless and away > self.job.elastic.orphan_s:
+            self._driverless = True
+            ends = self.job.elastic.on_driver_loss == "stop"
+            what = "the job ends with a checkpoint" if ends else "the job goes on"
+            self.record.event("driver_lost", f"the driver has not asked for {away:.0f} s; {what}")
+            if ends:
+                self._stop = "the driver is gone"
+
     # -- the rest ----------------------------------------------------------------------------------
 
     def _should_grow(self, generation: Generation) -> bool:
@@ -526,21 +531,18 @@ class Controller:
 
     def _begun(self) -> None:
         """A generation completed its first step."""
+        self.record.journal(journal.first_step_row(self.generations[-1]))
         if self.state is State.FORMING:
             self._enter(State.RUNNING)
 
     def _enter(self, state: State) -> None:
         if state is not self.state:
             self.record.transition(self.state, state)
+            self.chronicle.account.enter(state.value, time.monotonic())
             self.state = state
 
     def _summary(self, failure: Exception | None) -> dict[str, Any]:
-        path: str | None = None
-        with contextlib.suppress(CheckpointError):
-            durable = self.vault.list("shallow")
-            newest = next((info for info in durable if info.intact), None)
-            self.view.checkpoint_step = newest.step if newest else None
-            path = newest.path if newest else None
+        step, path = self.custody.durable()
         return {
             "name": self.job.name,
             "state": self.state.value,
@@ -549,38 +551,16 @@ class Controller:
             "stopped_by": self._stop,
             "steps": self.generations[-1].step if self.generations else 0,
             "loss": self.view.loss,
-            "seconds": time.monotonic() - self._started_at,
+            "seconds": time.time() - self._began,
             "generations": [generation_row(item) for item in self.generations],
             "evaluation": self.chronicle.evaluation,
-            "checkpoint_step": self.view.checkpoint_step,
+            "goodput": self.chronicle.account.view(time.monotonic()),
+            "checkpoint_step": step,
             "checkpoint_path": path,
             "bad_samples": self.chronicle.bad_samples,
             "metrics": self.view.last,
             "run_dir": self.run_dir,
         }
-
-
-def _where(source: MemorySource | int | None) -> str:
-    """Where a generation starts, for a person."""
-    if source is None:
-        return "the initial weights"
-    if isinstance(source, MemorySource):
-        return f"step {source.step} in memory"
-    return f"the checkpoint of step {source}"
-
-
-def _memory_trouble(message: dict[str, Any]) -> str:
-    """What a keeper complains of, for a person."""
-    match message["t"]:
-        case "unreplicated":
-            return f"no copy of {message['owner']}'s state on node {message['partner'][:8]}: {message['problem']}"
-        case "courier_failed":
-            return f"the state of {message['owner']} is not copied to other nodes any more: {message['problem']}"
-        case "memory_short":
-            return f"{message['owner']}: {message['problem']}"
-        case "memory_damaged":
-            return f"{message['slice']} of {message['owner']} in memory does not match its checksum; it is not used"
-    return str(message)
 
 
 def _first_line(error: BaseException) -> str:

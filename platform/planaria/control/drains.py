@@ -84,6 +84,10 @@ class Drains:
             if node in missing and not drain.closing:
                 self._close(drain, f"node {node[:8]} was lost while it wrote its part")
 
+    def known(self, generation: int, step: int) -> None:
+        """What may still be told of this attempt is of no interest: the checkpoint is durable."""
+        self._over.add((generation, step))
+
     def over(self, event: Saved) -> None:
         """The controller has heard of the end of an attempt."""
         self._over.add((event.generation, event.step))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from planaria.memory.wire import KeeperAddress
-from planaria.runtime.outcome import Outcome
+from planaria.runtime.hello import Hello
 
 
 @dataclass(frozen=True)
@@ -27,31 +26,21 @@ class Gone:
 
 @dataclass(frozen=True)
 class Started:
-    """A worker, loader or keeper answered for the first time, or failed to."""
+    """A worker, loader or keeper answered for the first time (in this life of the controller), or failed to."""
 
     ident: str
-    pid: int = 0
-    node: str = ""
-    """Where it really runs: Ray may have put a loader elsewhere than asked."""
-    address: KeeperAddress | None = None
-    """Where it listens, if it is a keeper."""
+    hello: Hello | None = None
     error: BaseException | None = None
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A worker returned from a generation."""
-
-    ident: str
-    generation: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
 class NodesSeen:
-    """A look at the cluster: node id -> how many workers the node can carry."""
+    """A look at the cluster."""
 
     capacity: dict[str, int]
+    """Workers that each node can carry, by node id."""
+    leaving: dict[str, float | None] = field(default_factory=dict)
+    """Nodes under notice, with the moment (``time.monotonic()``) at which they go; None if nobody said when."""
 
 
 @dataclass(frozen=True)
@@ -75,4 +64,4 @@ class Saved:
     """Whether it failed since another controller has taken the run over."""
 
 
-Event = Said | Gone | Started | Ended | NodesSeen | StopAsked | Saved
+Event = Said | Gone | Started | NodesSeen | StopAsked | Saved

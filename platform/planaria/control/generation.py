@@ -32,8 +32,6 @@ class Generation:
     """Seconds from the fault before it to its first step, by phase."""
     ending: dict[str, float] = field(default_factory=dict)
     """Seconds of its own end, by phase, if it broke."""
-    signed_off: set[str] = field(default_factory=set)
-    """Members whose last message has arrived."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""
@@ -45,8 +43,14 @@ class Generation:
     """Names its checkpoint attempts."""
     covered: bool = False
     """Whether memory holds a complete state that was reached in it."""
+    recorded: int = -1
+    """Last step whose metrics are on record."""
+    ledgered: int = -1
+    """Last step whose samples are on record."""
     problems: dict[int, str] = field(default_factory=dict)
     """Why the checkpoint of a step failed, by step."""
+    silent_since: float | None = None
+    """When the member that was lost, or hung, was last heard of, if that was long before the fault was found."""
     hung: str = ""
     """That nobody got ahead any more, if that ended it."""
     _ids: dict[int, dict[int, list[int]]] = field(default_factory=dict)

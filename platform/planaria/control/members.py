@@ -1,4 +1,4 @@
-"""Who belongs to the job: pure bookkeeping of worker and loader processes."""
+"""Who belongs to the job: pure bookkeeping of its processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from planaria.memory.wire import KeeperAddress
 from planaria.planner.plan import WorkerSlot
+from planaria.runtime.hello import Hello
 
 
 class Life(StrEnum):
@@ -22,7 +23,7 @@ class Life(StrEnum):
 
 @dataclass
 class Member:
-    """One worker or loader process."""
+    """One process."""
 
     ident: str
     node: str
@@ -32,22 +33,36 @@ class Member:
     pid: int = 0
     address: KeeperAddress | None = None
     """Where a keeper listens."""
+    generation: int = 0
+    """The newest generation that a worker knew of when it said hello."""
+    gpus: str = ""
+    """The devices that Ray gave it."""
 
 
 class Members:
     """All processes of one kind that were ever started."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self.kind = kind
         self._all: dict[str, Member] = {}
+        self._names = 0
 
     def next_ident(self) -> str:
         """A name that no process had before: names are never reused, so no late word can be misattributed."""
-        return f"{self._kind}-{len(self._all)}"
+        name = f"{self.kind}-{self._names}"
+        self._names += 1
+        return name
 
     def add(self, member: Member) -> None:
-        """Enter a process that was just started."""
+        """Enter a process that was just started, or has come from another kind."""
         self._all[member.ident] = member
+        kind, _, number = member.ident.rpartition("-")
+        if kind == self.kind:
+            self._names = max(self._names, int(number) + 1)
+
+    def remove(self, ident: str) -> Member:
+        """Give a process away to another kind."""
+        return self._all.pop(ident)
 
     def get(self, ident: str) -> Member | None:
         """The process of that name."""
@@ -65,12 +80,13 @@ class Members:
         member.life, member.since = Life.LOST, time.monotonic()
         return True
 
-    def ready(self, ident: str, pid: int, node: str = "") -> None:
-        """Mark a starting process as ready; ``node`` says where it came up, if not where it was asked for."""
+    def ready(self, ident: str, hello: Hello) -> None:
+        """Mark a starting process as ready, with what it said of itself."""
         member = self._all[ident]
         if member.life is Life.STARTING:
-            member.life, member.since, member.pid = Life.READY, time.monotonic(), pid
-            member.node = node or member.node
+            member.life, member.since, member.pid = Life.READY, time.monotonic(), hello.pid
+            member.node, member.address = hello.node, hello.address
+            member.generation, member.gpus = hello.generation, member.gpus or hello.gpus
 
     def slots(self) -> list[WorkerSlot]:
         """The ready processes, for the planner."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
@@ -11,11 +11,13 @@ import ray
 from planaria.config import JobConfig
 from planaria.control.events import Event, Started
 from planaria.control.failure import JobFailed
+from planaria.control.journal import Past, lost_row, member_row, promoted_row
 from planaria.control.members import Life, Member, Members, placements
 from planaria.control.nodes import NodeTrust
 from planaria.memory.wire import KeeperAddress
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import WorkerSlot
+from planaria.runtime.beacon import BeaconAddress
 from planaria.runtime.fleet import Fleet
 
 START_LIMIT_S = 180.0
@@ -29,8 +31,12 @@ class Staff:
     def __init__(self, job: JobConfig, fleet: Fleet, record: RunRecord, tell: Callable[[Event], None]) -> None:
         self._job, self._fleet, self._record, self._tell = job, fleet, record, tell
         self.workers, self.loaders, self.keepers = Members("worker"), Members("loader"), Members("keeper")
+        self.standbys, self.seats = Members("standby"), Members("seat")
+        self._kinds = (self.workers, self.loaders, self.keepers, self.standbys, self.seats)
         self.trust = NodeTrust()
         self.capacity: dict[str, int] = {}
+        self.leaving: dict[str, float | None] = {}
+        """Nodes under notice, with the moment at which they go, if it is known."""
         self.last_arrival = time.monotonic()
         self.trouble = ""
         """Why the last process that could not start did not; empty once a worker came up."""
@@ -38,13 +44,17 @@ class Staff:
         self._loader_failures = 0
 
     def slots(self) -> list[WorkerSlot]:
-        """Ready workers on nodes whose keeper is ready, up to the job's maximum, for the planner."""
-        kept = self.keeper_addresses()
+        """Ready workers on nodes that stay and whose keeper is ready, up to the job's maximum, for the planner."""
+        kept = self.keeper_addresses().keys() - self.leaving.keys()
         return [slot for slot in self.workers.slots() if slot.node in kept][: self._job.elastic.max_workers]
 
     def keeper_addresses(self) -> dict[str, KeeperAddress]:
         """Ready keepers by their nodes."""
         return {member.node: member.address for member in self.keepers.of(Life.READY) if member.address is not None}
+
+    def starting(self) -> list[str]:
+        """Processes that have not answered yet."""
+        return [m.ident for kind in self._kinds for m in kind.of(Life.STARTING)]
 
     def loader_handles(self) -> list[Any]:
         """Loaders that answer."""
@@ -53,60 +63,109 @@ class Staff:
     def settled(self) -> bool:
         """Whether nobody else can be expected on the nodes that are there."""
         starting = any(self.workers.of(Life.STARTING)) or any(self.keepers.of(Life.STARTING))
-        return not starting and len(self.workers.slots()) >= sum(self.capacity.values()) > 0
+        places = sum(places for node, places in self.capacity.items() if node not in self.leaving)
+        return not starting and len(self.slots()) >= places > 0
 
-    def fill(self) -> None:
-        """Start workers where there is room, up to the maximum, and missing loaders."""
+    def fill(self, calm: bool = False) -> None:
+        """Promote standbys and start workers where there is room, up to the maximum, and whoever else is missing.
+
+        Args:
+            calm: whether training runs, so that there is time to prepare for the next fault.
+        """
         now = time.monotonic()
-        for member in [
-            *self.workers.of(Life.STARTING),
-            *self.loaders.of(Life.STARTING),
-            *self.keepers.of(Life.STARTING),
-        ]:
+        for member in [m for kind in self._kinds for m in kind.of(Life.STARTING)]:
             if now - member.since > START_LIMIT_S:
                 self.lose(member.ident, f"did not come up within {START_LIMIT_S:.0f} s")
+        staying = {node: places for node, places in self.capacity.items() if node not in self.leaving}
+        self._promote(staying)
         carried = self.workers.per_node()
-        usable = {node: places for node, places in self.capacity.items() if self.trust.usable(node, now)}
+        usable = {node: places for node, places in staying.items() if self.trust.usable(node, now)}
         # A start on a node under suspicion may hang until Ray finds the node dead; it must not take the
         # place of one that another node could have.
         doubtful = sum(1 for m in self.workers.of(Life.STARTING) if m.node in self.trust.suspects())
-        wanted = self._job.elastic.max_workers - sum(carried.values()) + doubtful
+        counted = sum(count for node, count in carried.items() if node not in self.leaving)
+        wanted = self._job.elastic.max_workers - counted + doubtful
         for node in placements(usable, carried, wanted):
-            ident = self.workers.next_ident()
-            handle = self._fleet.start_worker(ident, node)
-            self.workers.add(Member(ident, node, handle))
-            self._when_ready(ident, handle.ready.options(concurrency_group="control").remote())
+            self._start(self.workers, node, self._fleet.start_worker)
         self._fill_keepers(usable)
         self._fill_loaders(usable)
+        if calm and not self.starting():  # one at a time: they must not be in the way of training
+            self._prepare(usable)
+
+    def _promote(self, staying: dict[str, int]) -> None:
+        """Have standbys take the places of workers of their nodes that are gone: that costs no process start."""
+        for standby in list(self.standbys.of(Life.READY)):
+            carried = self.workers.per_node()
+            counted = sum(count for node, count in carried.items() if node in staying)
+            free = staying.get(standby.node, 0) - carried.get(standby.node, 0)
+            if free < 1 or counted >= self._job.elastic.max_workers:
+                continue
+            self._record.journal(promoted_row(standby.ident))
+            member = self.standbys.remove(standby.ident)
+            gone = [m for m in self.workers.of(Life.LOST) if m.node == member.node and m.gpus]
+            taken = {m.gpus for m in self.workers.of(Life.READY)}
+            member.gpus = next((m.gpus for m in reversed(gone) if m.gpus not in taken), "")
+            self.workers.add(member)
+            text = f"{member.ident} takes a place on node {member.node[:8]}"
+            self._record.event("promoted", text, member=member.ident, node=member.node)
+
+    def _prepare(self, usable: dict[str, int]) -> None:
+        """Start one more standby, or a seat for a standby that was promoted."""
+        for member in self.workers.of(Life.READY):
+            if _is_standby(member.ident) and self.seats.get(_seat_of(member.ident)) is None:
+                self._start(self.seats, member.node, self._fleet.start_seat, _seat_of(member.ident))
+                return
+        carried, working = self.standbys.per_node(), self.workers.per_node()
+        for node in usable:
+            if working.get(node, 0) and carried.get(node, 0) < self._fleet.standbys:
+                self._start(self.standbys, node, self._fleet.start_standby)
+                return
 
     def _fill_keepers(self, usable: dict[str, int]) -> None:
         """One keeper on every node."""
         carried = self.keepers.per_node()
         for node in usable:
             if node not in carried:
-                ident = self.keepers.next_ident()
-                handle = self._fleet.start_keeper(ident, node)
-                self.keepers.add(Member(ident, node, handle))
-                self._when_ready(ident, handle.ready.remote())
+                self._start(self.keepers, node, self._fleet.start_keeper)
 
     def _fill_loaders(self, usable: dict[str, int]) -> None:
         """Start missing loaders, each on the node with the fewest: the loss of one node must not take all."""
         # Better on a node under suspicion than none at all.
-        usable = usable or self.capacity
+        usable = usable or {node: places for node, places in self.capacity.items() if node not in self.leaving}
         for _ in range(self._job.data.loaders - len(list(self.loaders.of(Life.STARTING, Life.READY)))):
             if not usable:
                 return
             carried = self.loaders.per_node()
             node = min(usable, key=lambda name: (carried.get(name, 0), name))
-            ident = self.loaders.next_ident()
-            handle = self._fleet.start_loader(ident, node)
-            self.loaders.add(Member(ident, node, handle))
-            self._when_ready(ident, handle.ready.remote())
+            self._start(self.loaders, node, self._fleet.start_loader)
+
+    def _start(self, members: Members, node: str, start: Callable[[str, str], Any], ident: str = "") -> None:
+        ident = ident or members.next_ident()
+        self._record.journal(member_row(ident, node))
+        handle = start(ident, node)
+        members.add(Member(ident, node, handle))
+        self._when_ready(ident, _control(members, handle.ready).remote())
+
+    def adopt(self, past: Past, beacon: BeaconAddress) -> None:
+        """Find the processes of an earlier life of the controller again; each answers as if it had just started."""
+        for ident, node in past.members.items():
+            members, member = self._kind(ident), Member(ident, node, None)
+            members.add(member)
+            if ident in past.promoted:
+                members = self.workers
+                members.add(self.standbys.remove(ident))
+            if ident in past.lost:
+                members.lose(ident)
+            elif (handle := self._fleet.find(ident)) is None:
+                self.lose(ident, "it ended while the controller was away")
+            else:
+                member.handle = handle
+                self._when_ready(ident, _control(members, handle.adopt).remote(beacon))
 
     def _when_ready(self, ident: str, reference: Any) -> None:
         def done(future: Any) -> None:
             error = future.exception()
-            self._tell(Started(ident, error=error) if error is not None else Started(ident, *future.result()))
+            self._tell(Started(ident, error=error) if error is not None else Started(ident, future.result()))
 
         reference.future().add_done_callback(done)
 
@@ -123,15 +182,15 @@ class Staff:
         if event.error is not None:
             self._start_failed(event.ident, event.error)
             return False
-        members.ready(event.ident, event.pid, event.node)
-        member.address = event.address
+        assert event.hello is not None
+        members.ready(event.ident, event.hello)
         self.last_arrival = time.monotonic()
         if members is self.loaders:
             self._loader_failures = 0
         elif members is self.workers:
             self.trust.proved(member.node)
             self.trouble = ""
-        self._record.event("joined", f"{event.ident} is ready", member=event.ident, node=member.node, pid=event.pid)
+        self._record.event("joined", f"{event.ident} is ready", member=event.ident, node=member.node, pid=member.pid)
         return True
 
     def _start_failed(self, ident: str, error: BaseException) -> None:
@@ -156,9 +215,41 @@ class Staff:
         if member is None or not members.lose(ident):
             return False
         self._record.event("lost", f"{ident} lost: {why}", member=ident, node=member.node, pid=member.pid)
-        self._fleet.kill(member.handle)
+        self._leave_seat(ident)
+        self._record.journal(lost_row(ident))
+        if member.handle is not None:
+            self._fleet.kill(member.handle)
         self.trust.failed(member.node, time.monotonic())
         return True
+
+    def dismiss(self, ident: str, why: str) -> bool:
+        """End a process that is not needed any more, through no fault of its node; False if it was gone already."""
+        members = self._of(ident)
+        member = members.get(ident)
+        if member is None or not members.lose(ident):
+            return False
+        self._record.event("dismissed", f"{ident} ended: {why}", member=ident, node=member.node, pid=member.pid)
+        self._record.journal(lost_row(ident))
+        self._fleet.kill(member.handle)
+        self._leave_seat(ident)
+        return True
+
+    def _leave_seat(self, ident: str) -> None:
+        if _is_standby(ident):
+            self.dismiss(_seat_of(ident), f"{ident} is gone")
+
+    def on_nodes(self, nodes: Iterable[str]) -> list[Member]:
+        """Living processes on these nodes."""
+        wanted = set(nodes)
+        return [m for kind in self._kinds for m in kind.of(Life.STARTING, Life.READY) if m.node in wanted]
+
+    def notices(self, leaving: dict[str, float | None]) -> None:
+        """Take the notices of departure in."""
+        for node in leaving.keys() - self.leaving.keys():
+            when = leaving[node]
+            text = "at a time unknown" if when is None else f"in {max(0.0, when - time.monotonic()):.0f} s"
+            self._record.event("notice", f"node {node[:8]} is to leave {text}", node=node)
+        self.leaving = dict(leaving)
 
     def nodes(self, capacity: dict[str, int]) -> list[tuple[str, str]]:
         """Take a look at the cluster in; returns the processes (with the reason) whose nodes have left."""
@@ -170,15 +261,13 @@ class Staff:
         orphans: list[tuple[str, str]] = []
         for node in set(self.capacity) - set(capacity):
             self._record.event("node_left", f"node {node[:8]} left", node=node)
-            for members in (self.workers, self.loaders, self.keepers):
-                living = members.of(Life.STARTING, Life.READY)
-                orphans += [(member.ident, f"its node {node[:8]} left") for member in living if member.node == node]
+            orphans += [(member.ident, f"its node {node[:8]} left") for member in self.on_nodes([node])]
         self.capacity = capacity
         return orphans
 
     def end_all(self) -> None:
         """End every process."""
-        for members in (self.workers, self.loaders, self.keepers):
+        for members in self._kinds:
             for member in members.of(Life.STARTING, Life.READY):
                 self._fleet.kill(member.handle)
 
@@ -193,6 +282,23 @@ class Staff:
         return ident.startswith("keeper-")
 
     def _of(self, ident: str) -> Members:
-        if self.is_keeper(ident):
-            return self.keepers
-        return self.loaders if self.is_loader(ident) else self.workers
+        """The members among whom a process counts now."""
+        return self.workers if self.workers.get(ident) is not None else self._kind(ident)
+
+    def _kind(self, ident: str) -> Members:
+        """The members among whom a process was started."""
+        return next((kind for kind in self._kinds if ident.startswith(f"{kind.kind}-")), self.workers)
+
+
+def _control(members: Members, method: Any) -> Any:
+    """A method of a member's handle; a worker answers beside its training thread."""
+    return method.options(concurrency_group="control") if members.kind in ("worker", "standby") else method
+
+
+def _is_standby(ident: str) -> bool:
+    return ident.startswith("standby-")
+
+
+def _seat_of(ident: str) -> str:
+    """The process that occupies, in Ray's books, what a promoted standby uses."""
+    return ident.replace("standby-", "seat-")

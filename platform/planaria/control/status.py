@@ -31,6 +31,8 @@ class Status:
     bad_samples: int = 0
     last_event: str = ""
     generations: list[dict[str, Any]] = field(default_factory=list)
+    goodput: dict[str, float] = field(default_factory=dict)
+    """The account of wall time, see :meth:`planaria.observe.goodput.Account.view`."""
     last: dict[str, Any] = field(default_factory=dict)
     _tokens: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))

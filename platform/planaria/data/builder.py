@@ -1,4 +1,4 @@
-"""Any slice of any step's batch, built on request from (step, offsets) alone. No state, hence nothing to restore."""
+"""Any slice of any batch, built from (number of the batch, offsets) alone. No state, hence nothing to restore."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class BatchBuilder:
         self._shuffle = shuffle
         self._filler_sample: Any = None
 
-    def build(self, step: int, lo: int, hi: int, count: int) -> BuiltSlice:
-        """Offsets [lo, hi) of the batch of ``step`` (0-based), as exactly ``count`` micro-batches.
+    def build(self, number: int, lo: int, hi: int, count: int) -> BuiltSlice:
+        """Offsets [lo, hi) of batch ``number`` (see :mod:`planaria.data.skips`), as exactly ``count`` micro-batches.
 
         Every micro-batch lists in ``ids`` the dataset indices it consumes, in order, substitutes included. An
         empty one holds a single filler of weight 0.
@@ -88,11 +88,11 @@ class BatchBuilder:
             DataError: a damaged sample for which no substitute was found.
             OSError: whatever the data set lets through; the same call may be tried again.
         """
-        if step < 0 or not 0 <= lo <= hi <= self._global_batch:
-            raise ValueError(f"step {step}, offsets [{lo}, {hi}) lie outside batches of {self._global_batch}")
+        if number < 0 or not 0 <= lo <= hi <= self._global_batch:
+            raise ValueError(f"batch {number}, offsets [{lo}, {hi}) lie outside batches of {self._global_batch}")
         bad: list[BadRecord] = []
         built: list[MicroBatch] = []
-        first = step * self._global_batch
+        first = number * self._global_batch
         for start, stop in micro_batches(lo, hi, count):
             found = [self._healthy(first + offset, bad) for offset in range(start, stop)]
             if found:

@@ -1,7 +1,8 @@
 """The global order of samples: a pure function of (position, size of the data set, seed).
 
-Position p counts consumed samples since the start of the run, so p // n is the epoch, and step t of a
-job with global batch B reads positions [t * B, (t + 1) * B). Ranks, workers and nodes appear nowhere:
+Position p counts samples since the start of the run, so p // n is the epoch, and batch k of a job with
+global batch B is positions [k * B, (k + 1) * B). Step t reads batch t, or a later one where windows of the
+data are left out (:mod:`planaria.data.skips`). Ranks, workers and nodes appear nowhere:
 every layout reads the same samples, and there is no queue state to save or restore.
 
 Each epoch is a permutation of the indices: a balanced Feistel network (Luby and Rackoff, 1988) over the

@@ -12,13 +12,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
+from planaria.engine.compute_time import compute_clock
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.optimizer import ShardedOptimizer
+from planaria.engine.replicas import compare
 from planaria.engine.sharded import fsdp_modules, shard_model
 from planaria.layout import AXES, Layout, LayoutError
 from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader, read_into
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
+from planaria.state.replicas import Comparison
 from planaria.state.writer import Piece
 
 UPDATES = "optim/updates"
@@ -27,7 +30,7 @@ UPDATES = "optim/updates"
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did; equal on all ranks."""
+    """What one optimizer step did; equal on all ranks but for ``compute_s``."""
 
     loss: float
     """Mean loss per target over the global batch."""
@@ -38,6 +41,8 @@ class StepResult:
     """True if the gradient was not finite: no rank has changed its parameters."""
     votes: tuple[int, ...] = ()
     """Sums over all ranks of what each one's ``poll`` said."""
+    compute_s: float | None = None
+    """How long this rank itself needs, waiting for others left out (:mod:`planaria.engine.compute_time`)."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,10 @@ class NativeEngine:
         self.step_done = 0
         self.model = build(recipe, job)
         ties = tied_names(self.model)
+        rules = recipe.sharding(self.model)
         self.shards = shard_model(
             self.model,
-            recipe.sharding(self.model),
+            rules,
             layout,
             mesh,
             sequence_parallel=job.layout.sequence_parallel,
@@ -93,7 +99,8 @@ class NativeEngine:
             shard.parameter = parameters[shard.name]
         lr_scale = recipe.lr_scale if isinstance(recipe, GroupedRecipe) else _same_rate
         self.optimizer = ShardedOptimizer(self.shards, job.optim, job.train.steps, lr_scale)
-        self._units = list(fsdp_modules(self.model))
+        self._units, self._unit_names = list(fsdp_modules(self.model)), rules.units
+        self._compute = compute_clock(device, job.train.precision)
         self._rank, self._tp_rank = mesh.get_rank(), mesh.get_local_rank("tp")
 
     # -- state -----------------------------------------------------------------------------------
@@ -137,7 +144,11 @@ class NativeEngine:
     # -- one step --------------------------------------------------------------------------------
 
     def train_step(
-        self, micro_batches: Sequence[MicroBatch], total_targets: int, poll: Callable[[], tuple[int, ...]] = tuple
+        self,
+        micro_batches: Sequence[MicroBatch],
+        total_targets: int,
+        poll: Callable[[], tuple[int, ...]] = tuple,
+        at: Callable[[str, int], None] = lambda phase, micro: None,
     ) -> StepResult:
         """One optimizer step.
 
@@ -146,28 +157,44 @@ class NativeEngine:
             total_targets: number of targets in the global batch; the loss is divided by it.
             poll: called after the last backward pass, before anything of the state changes; its small integers are
                 summed over all ranks in a reduction that is made anyway.
+            at: told (phase, micro-batch) as the step gets ahead: ``step``, ``reduce``, ``update``.
+
+        A step whose loss or gradient is not finite changes neither parameters nor moments, and counts as no update;
+        the learning rate of later steps is what it would have been, since it follows from the number of the step.
         """
+        self._compute.start()
         self.model.train()
         # Dropout masks are alike in a tensor-parallel group, where ranks hold the same activations.
         torch.manual_seed(seed_of(self.job.seed, f"step {self.step_done} dp {self.layout.dp_rank(self._rank)}"))
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         for index, batch in enumerate(micro_batches):
+            at("step", index)
             self._reduce_gradients(last=index == len(micro_batches) - 1)
             loss = self.recipe.loss(self.model, self._to_device(batch))
             (loss / max(1, total_targets)).backward()
             loss_sum += loss.detach().double()
+        at("reduce", 0)
         self._sum_partial_gradients()
         squares, counted_loss, votes = self._global_sums(loss_sum, poll())
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         finite = math.isfinite(norm) and math.isfinite(counted_loss)
         lr = 0.0
+        at("update", 0)
         if finite:
             limit = self.job.optim.clip_norm
             lr = self.optimizer.step(self.step_done, 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
         for shard in self.shards:
             shard.parameter.grad = None
         self.step_done += 1
-        return StepResult(counted_loss / max(1, total_targets), norm, lr, total_targets, not finite, votes)
+        compute_s = self._compute.stop()
+        return StepResult(counted_loss / max(1, total_targets), norm, lr, total_targets, not finite, votes, compute_s)
+
+    def compare_replicas(self) -> Comparison | None:
+        """Compare what data-parallel replicas hold of the parameters, bit by bit; collective.
+
+        None on ranks whose group another rank speaks for.
+        """
+        return compare(self.shards, self._unit_names, self.layout, self.mesh, self.device)
 
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""

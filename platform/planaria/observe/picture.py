@@ -19,7 +19,7 @@ def run_svg(metrics: Iterable[Row], events: Iterable[Row], title: str) -> str:
 
     Steps that were redone appear once, as last executed; a run without any step gives a picture that says so.
     """
-    losses = {int(row["step"]): float(row["loss"]) for row in metrics if math.isfinite(row["loss"])}
+    losses = {int(row["step"]): float(row["loss"]) for row in metrics if _known(row["loss"])}
     generations = [row for row in events if row["event"] == "generation"]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
@@ -63,6 +63,10 @@ def run_svg(metrics: Iterable[Row], events: Iterable[Row], title: str) -> str:
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "optimizer step", size=11, anchor="middle"))
     parts.append(_text(12, TOP - 6, "loss", size=11))
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _known(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
 
 
 def ticks(top: float, wanted: int = 6) -> list[float]:

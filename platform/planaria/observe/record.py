@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,8 @@ class RunRecord:
 
     ``events.jsonl``: what happened and why. ``metrics.jsonl``: one row per executed step (a step that is
     redone after a rollback appears again, with its new generation; the last row counts). ``ledger.jsonl``:
-    the ids that each step consumed.
+    the ids that each step consumed. ``goodput.jsonl``: now and then, where the wall time has gone so far.
+    ``journal.jsonl``: what a controller that returns must know. Numbers that are not finite are null (:func:`finite`).
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -33,8 +35,7 @@ class RunRecord:
 
     def job(self, tree: Mapping[str, Any]) -> None:
         """Write ``job.json``: the whole job description, defaults included."""
-        with contextlib.suppress(OSError):
-            (self.path / "job.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        self._write("job.json", tree)
 
     def event(self, kind: str, text: str, **fields: Any) -> None:
         """Record that ``kind`` happened; ``text`` is the sentence a person reads."""
@@ -54,10 +55,27 @@ class RunRecord:
         held = {"ids": ids} if whole else {"count": len(ids), "digest": set_digest(ids)}
         self._append("ledger", {"step": step, "gen": generation, **held})
 
+    def journal(self, row: Mapping[str, Any]) -> None:
+        """Record what a controller that returns must know."""
+        self._append("journal", row)
+
+    def rows(self, name: str, start: int = 0) -> list[dict[str, Any]]:
+        """What was recorded so far, from byte ``start``: ``events``, ``metrics``, ``ledger`` or ``journal``."""
+        return read_lines(self.path / f"{name}.jsonl", start)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes recorded so far; the folder may hold the records of earlier submissions."""
+        files = {name: self.path / f"{name}.jsonl" for name in ("events", "metrics", "ledger")}
+        return {name: file.stat().st_size if file.exists() else 0 for name, file in files.items()}
+
+    def goodput(self, account: Mapping[str, float]) -> None:
+        """Record where the wall time has gone so far, seconds by class."""
+        rounded = {name: round(seconds, 4) for name, seconds in account.items()}
+        self._append("goodput", {"time": time.time(), **rounded})
+
     def summary(self, tree: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
-        with contextlib.suppress(OSError):
-            (self.path / "summary.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        self._write("summary.json", tree)
 
     def close(self) -> None:
         """Close the files."""
@@ -65,19 +83,48 @@ class RunRecord:
             file.close()
         self._files.clear()
 
+    def _write(self, name: str, tree: Mapping[str, Any]) -> None:
+        text = json.dumps(finite(tree), indent=2, allow_nan=False) + "\n"
+        with contextlib.suppress(OSError):
+            (self.path / name).write_text(text, encoding="utf-8")
+
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        line = _line(row).encode() + b"\n"
         left = self._unwritten.pop(name, b"") + line
         try:
             if name in self._files and os.fstat(self._files[name].fileno()).st_nlink == 0:  # somebody removed it
                 self._files.pop(name).close()
             if name not in self._files:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._files[name] = FileIO(self.path / f"{name}.jsonl", "ab")
+                self._files[name] = _open(self.path / f"{name}.jsonl")
             while left:
                 left = left[self._files[name].write(left) :]
         except OSError:
             self._unwritten[name] = left if len(left) < MOST_UNWRITTEN else left[: -len(line)]
+
+
+def _open(path: Path) -> FileIO:
+    """``path`` for appending; a last line that a killed writer has left torn is ended, and stays alone."""
+    file = FileIO(path, "ab+")
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return file
+
+
+def finite(value: Any) -> Any:
+    """``value``, a tree of JSON values, with null for every number that JSON cannot say: NaN and the infinities.
+
+    Python would write them as bare words, and what reads the line next, such as ``jq`` or a browser, would refuse it.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def set_digest(ids: Iterable[int]) -> str:
@@ -88,13 +135,20 @@ def set_digest(ids: Iterable[int]) -> str:
     return f"{total % (1 << 128):032x}"
 
 
-def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """Rows of a JSON-lines file; a torn last line (a killed writer) is left out."""
+def _line(row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(row, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # rare, so that the common line is not walked through twice
+        return json.dumps(finite(row), separators=(",", ":"), allow_nan=False)
+
+
+def read_lines(path: str | Path, start: int = 0) -> list[dict[str, Any]]:
+    """Rows of a JSON-lines file from byte ``start``; a torn line (a killed writer) is left out."""
     rows: list[dict[str, Any]] = []
     file = Path(path)
     if not file.exists():
         return rows
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_bytes()[start:].decode(errors="replace").splitlines():
         try:
             rows.append(json.loads(line))
         except ValueError:

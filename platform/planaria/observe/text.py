@@ -103,6 +103,50 @@ def generation_cells(rows: Iterable[Mapping[str, Any]], *, plain: bool = False) 
     return cells
 
 
+CLASS_NAMES = {
+    "productive": "productive steps",
+    "data_wait": "data wait",
+    "checkpoint": "checkpoints",
+    "recovery": "recovery",
+    "resize": "change of size",
+    "waiting": "too few workers",
+    "startup": "start-up",
+    "evaluation": "evaluation",
+    "lost": "undone work",
+    "other": "other",
+    "under_way": "step under way",
+}
+"""What a person calls the classes of the account of wall time; the phases of recovery together."""
+NO_LOSS = (CLASS_NAMES["productive"], CLASS_NAMES["under_way"])
+SMALLEST_LOSS = 0.001
+"""Share of the wall time below which a loss is not worth a word."""
+
+
+def goodput_rows(account: Mapping[str, float]) -> list[tuple[str, float, dict[str, float]]]:
+    """(name, seconds, phases) of the classes that took any time: productive steps, then the losses, largest first."""
+    phases = {name.removeprefix("recovery_"): value for name, value in account.items() if name.startswith("recovery_")}
+    totals = {"recovery": sum(phases.values())} | {name: account[name] for name in CLASS_NAMES if name in account}
+    losses = sorted((name for name in totals if name != "productive"), key=lambda name: -totals[name])
+    return [
+        (CLASS_NAMES[name], totals[name], {k: v for k, v in phases.items() if v > 0} if name == "recovery" else {})
+        for name in ("productive", *losses)
+        if totals[name] > 0
+    ]
+
+
+def goodput_text(account: Mapping[str, float] | None, most: int = 3) -> str | None:
+    """``91.3%; most lost to start-up 6.10 s, recovery 1.20 s``: the productive share, and the largest losses."""
+    if not account or not account["wall"]:
+        return None
+    losses = [
+        f"{name} {duration(seconds)}"
+        for name, seconds, _ in goodput_rows(account)
+        if seconds >= SMALLEST_LOSS * account["wall"] and name not in NO_LOSS
+    ]
+    share = f"{100 * account['goodput']:.1f}%"
+    return f"{share}; most lost to {', '.join(losses[:most])}" if losses else share
+
+
 def live_rows(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The generation table of a status, its last row brought up to the step that the job has reached."""
     rows = [dict(row) for row in status["generations"]]
@@ -121,6 +165,8 @@ def progress_line(status: Mapping[str, Any]) -> str:
     if status["generation"]:
         parts.append(f"gen {status['generation']} {status['layout']}")
     parts.append(f"workers {status['workers']}/{status['ready']}")
+    if status.get("goodput"):
+        parts.append(f"goodput {100 * status['goodput']['goodput']:.1f}%")
     if status["checkpoint_step"] is not None:
         parts.append(f"checkpoint {status['checkpoint_step']}")
     if status["bad_samples"]:

@@ -176,6 +176,9 @@ def status_panel(
         ("bad samples", str(status["bad_samples"])),
         ("last event", status["last_event"] or "-"),
     ]
+    goodput = as_text.goodput_text(status.get("goodput"))
+    if goodput is not None:
+        fields.insert(2, ("goodput", goodput))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True, overflow="crop")
     grid.add_column(overflow=overflow(plain), no_wrap=True, max_width=max(1, inner - 14))
@@ -234,6 +237,20 @@ def generation_table(rows: Sequence[Mapping[str, Any]], *, width: int, plain: bo
     return table
 
 
+def goodput_table(account: Mapping[str, float], *, plain: bool = False) -> Table:
+    """Where the wall time went: one row per class, the losses in order, recovery with its phases."""
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("wall time", no_wrap=True)
+    table.add_column("took", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("of which", overflow="fold")
+    for name, seconds, phases in as_text.goodput_rows(account):
+        detail = ", ".join(f"{phase.replace('_', ' ')} {as_text.duration(took)}" for phase, took in phases.items())
+        table.add_row(name, as_text.duration(seconds), f"{100 * seconds / account['wall']:.1f}%", detail)
+    table.add_row("all", as_text.duration(account["wall"]), "100%", "", style="dim")
+    return table
+
+
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(label, value) pairs of the closing summary, in order."""
     lines = [("outcome", summary["state"])]
@@ -245,6 +262,9 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if score:
         lines.append(("held out", score))
     lines.append(("duration", as_text.duration(summary["seconds"])))
+    goodput = as_text.goodput_text(summary.get("goodput"))
+    if goodput is not None:
+        lines.append(("goodput", goodput))
     step = summary["checkpoint_step"]
     lines.append(("checkpoint", "none" if step is None else f"step {step}"))
     if summary["bad_samples"]:

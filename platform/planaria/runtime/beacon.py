@@ -1,26 +1,35 @@
-"""The line between a worker process and the controller: liveness, heartbeats and step reports.
+"""A process's line to the controller: liveness, heartbeats and reports.
 
-One TCP connection per process, newline-separated JSON. The kernel closes it when the process dies, however
-it dies, so the controller learns of a SIGKILL within milliseconds, long before Ray's node-death time-outs.
-A machine that vanishes without closing anything is found by its silence.
+The process outlives its controller. A line that breaks has one of two reasons: the controller has given this process
+up (then it still listens, and turns the process away: it ends), or the controller is gone (then nobody listens: the
+process goes on with its work and waits, for the length of its lease, for the controller that returns to
+:meth:`Beacon.adopt` it). What it had to say is then said again, since nobody knows what was heard.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
-import selectors
+import os
+import select
 import socket
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
-MAX_LINE = 1 << 24
-"""Bytes of one message; a longer one closes the connection."""
+WELCOME = b"welcome\n"
+"""Answer to a greeting that admits the process; whoever is not admitted is cut off instead."""
+FAREWELL = b"farewell\n"
+"""Sent when the job is over: nobody will return."""
+FLEETING = frozenset({"phase", "memory"})
+"""Messages that mean nothing to a controller that returns."""
+KEPT = 1000
+"""Messages that are said again to a controller that returns: more than a job produces while one comes back."""
+GREET_S = 2.0
+CONNECT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -32,168 +41,141 @@ class BeaconAddress:
     token: str
 
 
-@dataclass
-class _Peer:
-    connection: socket.socket
-    ident: str = ""
-    buffer: bytes = b""
-    heard: float = 0.0
-
-
-class BeaconServer:
-    """Listens on ``host`` (one interface, a free port); calls back from its own thread.
-
-    ``on_message(ident, message)`` for every message after the greeting, ``on_lost(ident)`` once when the
-    connection of a process ends.
-    """
-
-    def __init__(
-        self, host: str, token: str, on_message: Callable[[str, Message], None], on_lost: Callable[[str], None]
-    ) -> None:
-        self._token, self._on_message, self._on_lost = token, on_message, on_lost
-        self._listener = socket.create_server((host, 0))
-        self._listener.setblocking(False)
-        self.address = BeaconAddress(host, self._listener.getsockname()[1], token)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._selector.register(self._wake_in, selectors.EVENT_READ)
-        self._heard: dict[str, float] = {}
-        self._cut: set[str] = set()
-        self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="beacon-server", daemon=True)
-        self._thread.start()
-
-    def silence(self, ident: str) -> float | None:
-        """Seconds since the last word of ``ident``; None if it never spoke or its connection ended."""
-        heard = self._heard.get(ident)
-        return None if heard is None else time.monotonic() - heard
-
-    def cut(self, ident: str) -> None:
-        """End the connection of ``ident``, whose process then ends itself: it was given up, and must not go on
-        should it come back. Its words count no more."""
-        self._cut.add(ident)
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"x")
-
-    def close(self) -> None:
-        """Stop listening and drop all connections."""
-        self._closing = True
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"x")
-        self._thread.join(5)
-
-    def _serve(self) -> None:
-        while not self._closing:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data is not None:
-                    self._receive(key.data)
-                else:
-                    self._wake_in.recv(1 << 10)
-                    self._end_cut()
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self._selector.close()
-        self._wake_out.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
-
-    def _receive(self, peer: _Peer) -> None:
-        try:
-            data = peer.connection.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(peer)
-            return
-        *lines, peer.buffer = (peer.buffer + data).split(b"\n")
-        if len(peer.buffer) > MAX_LINE:
-            self._drop(peer)
-            return
-        for line in lines:
-            if not self._handle(peer, line):
-                self._drop(peer)
-                return
-
-    def _handle(self, peer: _Peer, line: bytes) -> bool:
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            return False
-        if not isinstance(message, dict):
-            return False
-        if not peer.ident:
-            if not hmac.compare_digest(repr(message.get("token")).encode(), repr(self._token).encode()):
-                return False
-            peer.ident = str(message.get("ident", ""))
-            self._heard[peer.ident] = time.monotonic()
-            return bool(peer.ident) and peer.ident not in self._cut
-        self._heard[peer.ident] = time.monotonic()
-        if message:
-            self._on_message(peer.ident, message)
-        return True
-
-    def _end_cut(self) -> None:
-        peers = [key.data for key in self._selector.get_map().values() if key.data is not None]
-        for peer in peers:
-            if peer.ident in self._cut:
-                self._drop(peer)
-
-    def _drop(self, peer: _Peer) -> None:
-        if peer.connection.fileno() < 0:  # cut in the same round
-            return
-        self._selector.unregister(peer.connection)
-        peer.connection.close()
-        if peer.ident:
-            self._heard.pop(peer.ident, None)
-            self._on_lost(peer.ident)
+class TurnedAway(ConnectionError):
+    """The controller lives and does not want this process."""
 
 
 class Beacon:
-    """The worker's end. :meth:`send` from any thread; a heartbeat goes out every ``interval_s`` on its own."""
+    """One process's line. :meth:`send` and :meth:`adopt` from any thread; neither waits for the network.
+
+    Args:
+        address: the controller's.
+        ident: the name of this process.
+        interval_s: seconds between two heartbeats.
+        lease_s: how long to go on without a controller.
+        on_end: called, once, when this process has nobody to work for any more.
+
+    Raises:
+        OSError: the controller cannot be reached, or turns this process away.
+    """
 
     def __init__(
         self,
         address: BeaconAddress,
         ident: str,
         interval_s: float = 0.5,
-        on_cut: Callable[[], None] = lambda: None,
+        lease_s: float = 60.0,
+        on_end: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
-        self._connection = socket.create_connection((address.host, address.port), timeout=30)
-        self._lock = threading.Lock()
-        self._interval, self._on_cut = interval_s, on_cut
-        self._closed = threading.Event()
-        self._write({"token": address.token, "ident": ident})
-        threading.Thread(target=self._beat, name="beacon", daemon=True).start()
+        self._ident, self._interval, self._lease, self._on_end = ident, interval_s, lease_s, on_end
+        self._address = address
+        self._next: BeaconAddress | None = None
+        self._outbox: deque[bytes] = deque()
+        self._recent: deque[bytes] = deque(maxlen=KEPT)
+        self._wake = threading.Condition()
+        self._closed = False
+        self._connection = _greet(address, ident, CONNECT_S)
+        self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
+        self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Send one JSON-able message; silently dropped if the line is cut (``on_cut`` is then called)."""
-        with contextlib.suppress(OSError):
-            self._write(message)
+        """Have one JSON-able message sent, after all that came before it."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._wake:
+            self._outbox.append(line)
+            if message.get("t") not in FLEETING:
+                self._recent.append(line)
+            self._wake.notify()
+
+    def adopt(self, address: BeaconAddress) -> None:
+        """Speak to the controller at ``address`` from now on."""
+        with self._wake:
+            self._next = address
+            self._wake.notify()
 
     def close(self) -> None:
-        """End the connection; the controller sees this process as gone."""
-        self._closed.set()
+        """Say what is still to be said, and end the line; the controller sees this process as gone."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join(GREET_S)
         self._connection.close()
 
-    def _write(self, message: Message) -> None:
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        with self._lock:
-            self._connection.sendall(line)
-
-    def _beat(self) -> None:
-        while not self._closed.wait(self._interval):
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(self._has_work, self._interval)
+                address, self._next = self._next, None
+                lines = list(self._recent if address else self._outbox)
+                self._outbox.clear()
+                closed = self._closed
             try:
-                self._write({})
-            except OSError:
-                if not self._closed.is_set():
-                    self._on_cut()
+                if address is not None:
+                    self._connection.close()
+                    self._connection, self._address = _greet(address, self._ident, GREET_S), address
+                self._look()
+                self._connection.sendall(b"".join(lines) or b"{}\n")
+            except TurnedAway:
+                self._end()
                 return
+            except OSError:
+                if not closed and not self._await_another():
+                    self._end()
+                    return
+            if closed:
+                return
+
+    def _has_work(self) -> bool:
+        return bool(self._outbox or self._next or self._closed)
+
+    def _look(self) -> None:
+        """Notice an end of the line that no write has noticed yet."""
+        if select.select([self._connection], [], [], 0)[0]:
+            word = self._connection.recv(1 << 10)
+            if word.endswith(FAREWELL):
+                raise TurnedAway("the job is over")
+            if not word:
+                raise ConnectionResetError("the controller closed the line")
+
+    def _await_another(self) -> bool:
+        """The line is broken: whether there is somebody to speak to again."""
+        self._connection.close()
+        try:
+            # Once more, should the line alone have failed; what was said may have been lost.
+            self._connection = _greet(self._address, self._ident, GREET_S)
+        except TurnedAway:
+            return False
+        except OSError:
+            with self._wake:
+                self._wake.wait_for(lambda: self._next is not None or self._closed, self._lease)
+                return self._next is not None or self._closed
+        with self._wake:
+            self._outbox = deque(self._recent)
+        return True
+
+    def _end(self) -> None:
+        with self._wake:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._on_end()
+
+
+def _greet(address: BeaconAddress, ident: str, timeout_s: float) -> socket.socket:
+    """A line on which the controller has bidden ``ident`` welcome."""
+    connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(json.dumps({"token": address.token, "ident": ident}).encode() + b"\n")
+        answer = b""
+        while len(answer) < len(WELCOME):
+            more = connection.recv(len(WELCOME) - len(answer))
+            if not more:
+                raise TurnedAway(f"{address.host}:{address.port} turned {ident} away")
+            answer += more
+    except BaseException:
+        with contextlib.suppress(OSError):
+            connection.close()
+        raise
+    # A controller that takes nothing for this long counts as gone.
+    connection.settimeout(timeout_s if timeout_s > GREET_S else CONNECT_S)
+    return connection

@@ -13,6 +13,7 @@ from planaria.config import JobConfig
 from planaria.data.builder import BuiltSlice, EvalBatch
 from planaria.data.errors import DataUnavailable
 from planaria.data.plan import micro_batch_plan
+from planaria.data.skips import Windows, batch_of
 from planaria.layout import Layout
 
 RETRY_PAUSE_S = 0.2
@@ -21,14 +22,20 @@ RETRY_PAUSE_S = 0.2
 class LoaderFeed:
     """Implements :class:`planaria.runtime.loop.Feed` over Ray loader actors.
 
-    ``prefetch`` steps are requested ahead. Requests carry (step, offsets), so a lost request is simply
-    made again, of another loader, and nothing is read twice or skipped.
+    ``prefetch`` steps are requested ahead. Requests carry (number of the batch, offsets), so a lost request is
+    simply made again, of another loader, and nothing is read twice or skipped but the windows of ``skips``.
     """
 
     def __init__(
-        self, job: JobConfig, layout: Layout, rank: int, loaders: Sequence[Any], interrupted: Callable[[], bool]
+        self,
+        job: JobConfig,
+        layout: Layout,
+        rank: int,
+        loaders: Sequence[Any],
+        interrupted: Callable[[], bool],
+        skips: Windows = (),
     ) -> None:
-        self._job, self._loaders, self._interrupted = job, list(loaders), interrupted
+        self._job, self._loaders, self._interrupted, self._skips = job, list(loaders), interrupted, skips
         plan = micro_batch_plan(job.train.global_batch, layout.dp, job.train.micro_batch)
         self._dp_rank = layout.dp_rank(rank)
         self._bounds = plan.slices[self._dp_rank]
@@ -71,7 +78,7 @@ class LoaderFeed:
     def _request(self, step: int, attempt: int) -> Any:
         # Ranks of one tensor-parallel group share a data-parallel rank, so they ask the same loader.
         loader = self._loader(step + self._dp_rank + attempt)
-        return loader.build.remote(step, *self._bounds, self._count)
+        return loader.build.remote(batch_of(step, self._skips), *self._bounds, self._count)
 
     def _loader(self, turn: int) -> Any:
         loaders = self._loaders

@@ -12,8 +12,8 @@ from planaria.config import JobConfig, vault_root
 from planaria.memory.drain import pieces
 from planaria.memory.keeper import Keeper
 from planaria.memory.shelf import Stack
-from planaria.memory.wire import KeeperAddress
 from planaria.runtime.beacon import Beacon, BeaconAddress
+from planaria.runtime.hello import Hello
 from planaria.state.errors import CheckpointError
 from planaria.state.vault import Vault
 
@@ -25,8 +25,8 @@ class KeeperActor:
     """Body of the Ray actor."""
 
     def __init__(self, ident: str, beacon: BeaconAddress, job: JobConfig, run_dir: str) -> None:
-        # Snapshots of a run whose controller is gone serve nobody, and must not stay in the node's memory.
-        self._beacon = Beacon(beacon, ident, on_cut=lambda: os._exit(1))
+        # Snapshots of a run whose controller does not return serve nobody, and must not stay in the node's memory.
+        self._beacon = Beacon(beacon, ident, lease_s=job.elastic.orphan_s)
         self._vault = Vault(vault_root(job, run_dir))
         self._node = ray.get_runtime_context().get_node_id()
         self._keeper = Keeper(
@@ -40,9 +40,14 @@ class KeeperActor:
         )
         threading.Thread(target=self._report, name="keeper-report", daemon=True).start()
 
-    def ready(self) -> tuple[int, str, KeeperAddress]:
-        """(process id, node id, where it listens)."""
-        return os.getpid(), self._node, self._keeper.address
+    def ready(self) -> Hello:
+        """Where it listens."""
+        return Hello(os.getpid(), self._node, self._keeper.address)
+
+    def adopt(self, beacon: BeaconAddress) -> Hello:
+        """Belong to the controller at ``beacon``, which has returned."""
+        self._beacon.adopt(beacon)
+        return self.ready()
 
     def _drain(self, stack: Stack, buffer: int, message: dict[str, Any]) -> None:
         """Write one rank's shard, and tell the controller, which commits the checkpoint once all are written."""

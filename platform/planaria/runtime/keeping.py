@@ -69,6 +69,7 @@ class Keeping:
         report: tells the controller.
         interrupted: whether the generation was aborted.
         everywhere: tells whether something holds on all ranks; collective.
+        at: told where this rank is (:class:`planaria.runtime.progress.Progress`).
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class Keeping:
         report: Report,
         interrupted: Callable[[], bool],
         everywhere: Callable[[bool], bool] = true_everywhere,
+        at: Callable[[int, str], None] = lambda step, phase: None,
     ) -> None:
         self._snapshots, self._engine, self._job = snapshots, engine, job
         self._token, self._durable, self._report, self._interrupted = token, durable, report, interrupted
-        self._everywhere = everywhere
+        self._everywhere, self._at = everywhere, at
         places = {held.tensor: at for at, held in enumerate(engine.state())}
         self._order = [places[entry.tensor] for entry in table.entries]
 
@@ -139,7 +141,7 @@ class Keeping:
         if step == self._durable:
             return
         began = time.monotonic()
-        self._report({"t": "phase", "step": step, "phase": "checkpoint"})
+        self._at(step, "checkpoint")
         self._await(self._snapshots.wait_drained, "the one before is still being written")
         self.snapshot()
         # Told first, so that the controller knows of it when it hears that this rank has ended.
@@ -163,4 +165,4 @@ class Keeping:
                 raise RuntimeError("the generation was aborted while waiting to keep its state")
             if time.monotonic() > deadline:
                 raise CheckpointError(f"the state of step {step} could not be kept within {WAIT_S:.0f} s: {trouble}")
-            self._report({"t": "phase", "step": step, "phase": "checkpoint"})
+            self._at(step, "checkpoint")  # again: it waits, and is not stuck

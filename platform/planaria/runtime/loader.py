@@ -13,6 +13,7 @@ from planaria.config import JobConfig
 from planaria.data.builder import BatchBuilder, BuiltSlice, EvalBatch
 from planaria.recipe import Recipe
 from planaria.runtime.beacon import Beacon, BeaconAddress
+from planaria.runtime.hello import Hello
 
 REMEMBERED = 16
 """Built slices kept, so that the ranks of one tensor-parallel group cost one build."""
@@ -25,7 +26,7 @@ class Loader:
         self._recipe, self._job = recipe, job
         self._built: OrderedDict[tuple[int, int, int, int], BuiltSlice] = OrderedDict()
         self._lock = threading.Lock()
-        self._beacon = Beacon(beacon, ident)
+        self._beacon = Beacon(beacon, ident, lease_s=job.elastic.orphan_s)
 
     @cached_property
     def _train(self) -> BatchBuilder:
@@ -40,15 +41,20 @@ class Loader:
         dataset = self._recipe.dataset(split)
         return BatchBuilder(dataset, self._recipe.collate, job.seed, job.train.global_batch, job.data.shuffle)
 
-    def ready(self) -> tuple[int, str]:
-        """Opens the training samples, returns (process id, node id); raises DataError if they cannot be used."""
+    def ready(self) -> Hello:
+        """Opens the training samples; raises DataError if they cannot be used."""
         with self._lock:
             _ = self._train
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        return Hello(os.getpid(), ray.get_runtime_context().get_node_id())
 
-    def build(self, step: int, lo: int, hi: int, count: int) -> BuiltSlice:
-        """Offsets [lo, hi) of the batch of ``step`` as ``count`` micro-batches."""
-        key = (step, lo, hi, count)
+    def adopt(self, beacon: BeaconAddress) -> Hello:
+        """Belong to the controller at ``beacon``, which has returned."""
+        self._beacon.adopt(beacon)
+        return self.ready()
+
+    def build(self, number: int, lo: int, hi: int, count: int) -> BuiltSlice:
+        """Offsets [lo, hi) of batch ``number`` as ``count`` micro-batches."""
+        key = (number, lo, hi, count)
         with self._lock:
             if key not in self._built:
                 self._built[key] = self._train.build(*key)

@@ -6,9 +6,11 @@ in the small all-reduce that opens every step, and every rank hears it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +20,18 @@ from planaria.config import JobConfig
 from planaria.data.builder import BuiltSlice, EvalBatch
 from planaria.engine.native import NativeEngine, StepResult
 from planaria.objectives.evaluate import evaluate
+from planaria.observe.record import finite
 from planaria.recipe import ScoredRecipe
 from planaria.runtime.keeping import Keeping
 from planaria.runtime.outcome import End
 
 Report = Callable[[dict[str, Any]], None]
+At = Callable[[int, str, int], None]
+"""Told (step, phase, micro-batch) where this rank is; cheap."""
+
+
+def _tell_nobody(step: int, phase: str, micro: int) -> None:
+    pass
 
 
 class Feed(Protocol):
@@ -50,7 +59,13 @@ class Requests:
 
 
 def train(
-    engine: NativeEngine, feed: Feed, keeping: Keeping, job: JobConfig, requests: Requests, report: Report
+    engine: NativeEngine,
+    feed: Feed,
+    keeping: Keeping,
+    job: JobConfig,
+    requests: Requests,
+    report: Report,
+    at: At = _tell_nobody,
 ) -> End:
     """Run steps from ``engine.step_done`` to ``job.train.steps``.
 
@@ -65,30 +80,34 @@ def train(
     while engine.step_done < job.train.steps:
         step = engine.step_done
         began = time.monotonic()
-        report({"t": "phase", "step": step, "phase": "data"})
+        at(step, "data", 0)
         share = feed.get(step)
         waited = time.monotonic() - began
+        at(step, "agree", 0)
         targets, pause, stop = _agree(engine, share, requests)
         if stop or pause:
             # Nothing of this step has been done: the boundary is before it.
             keeping.checkpoint() if stop else keeping.snapshot()
             return End.STOPPED if stop else End.PAUSED
-        report({"t": "phase", "step": step, "phase": "step"})
-        result = engine.train_step(share.micro_batches, targets, keeping.poll)
+        result = engine.train_step(share.micro_batches, targets, keeping.poll, partial(at, step))
+        at(step, "keep", 0)
         kept_s = keeping.after_step(result.votes)
         message = _step_message(step, result, share, waited, time.monotonic() - began)
         report(message | {"snapshot_s": kept_s, "complete": keeping.complete})
+        every = job.health.check_replicas_every
+        if every and engine.step_done % every == 0 and (found := engine.compare_replicas()) is not None:
+            report({"t": "replicas", "step": engine.step_done, **asdict(found)})
     if job.checkpoint.at_end:
         keeping.checkpoint()
     if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):
+        asked = itertools.count()
 
         def held_out(start: int, stop: int, rows: int) -> EvalBatch:
-            # Told for every micro-batch: elastic.hang_s limits one step, not the whole evaluation.
-            report({"t": "phase", "step": engine.step_done, "phase": "evaluate"})
+            at(engine.step_done, "evaluate", next(asked))
             return feed.held_out(start, stop, rows)
 
         scores = evaluate(engine, held_out, feed.held_out_size(), job)
-        report({"t": "eval", "step": engine.step_done, **asdict(scores)})
+        report(finite({"t": "eval", "step": engine.step_done, **asdict(scores)}))
     return End.FINISHED
 
 
@@ -109,8 +128,8 @@ def _step_message(step: int, result: StepResult, share: BuiltSlice, waited: floa
     return {
         "t": "step",
         "step": step,
-        "loss": result.loss,
-        "grad_norm": result.grad_norm,
+        "loss": finite(result.loss),
+        "grad_norm": finite(result.grad_norm),
         "lr": result.lr,
         "targets": result.targets,
         "skipped": result.skipped,
@@ -119,4 +138,5 @@ def _step_message(step: int, result: StepResult, share: BuiltSlice, waited: floa
         "bad": [asdict(record) for record in share.bad],
         "data_wait_s": waited,
         "step_s": took,
+        "compute_s": result.compute_s,
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class End(StrEnum):
@@ -29,3 +31,8 @@ class Outcome:
     trace: str | None = None
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds: form, build, restore."""
+
+
+def outcome_of(plain: Mapping[str, Any]) -> Outcome:
+    """The outcome of which ``plain`` is ``dataclasses.asdict``."""
+    return Outcome(**{**plain, "end": End(plain["end"])})

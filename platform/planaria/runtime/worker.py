@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -25,9 +25,13 @@ from planaria.recipe import MetaRecipe, Recipe
 from planaria.runtime.beacon import Beacon, BeaconAddress
 from planaria.runtime.feed import LoaderFeed
 from planaria.runtime.groups import Groups, Rendezvous
+from planaria.runtime.hello import Hello
 from planaria.runtime.keeping import Keeping, describe
 from planaria.runtime.loop import Report, Requests, train
+from planaria.runtime.notices import Notices
 from planaria.runtime.outcome import End, Outcome
+from planaria.runtime.progress import Progress
+from planaria.runtime.stacks import stacks
 from planaria.state.vault import Vault
 
 
@@ -41,6 +45,8 @@ class WorkerSpec:
     job: JobConfig
     run_dir: str
     use_gpu: bool
+    standby: bool = False
+    """Whether it waits for a place, and has no device until then."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,10 @@ class Order:
     """Step that durable storage holds, if it is that of ``source``."""
     strict: bool
     """Whether to fail where there is too little memory for all snapshots."""
+    skips: tuple[tuple[int, int], ...] = ()
+    """Windows of the data that are left out, as (first, last) batch; see :mod:`planaria.data.skips`."""
+    gpus: str = ""
+    """Devices that a standby takes over from the worker whose place it has."""
 
 
 class Worker:
@@ -79,25 +89,42 @@ class Worker:
             # The abort of a broken communicator is ours to order; torch's watchdog must not end the process.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
-            torch.cuda.set_device(self.device)
+            if not spec.standby:
+                torch.cuda.set_device(self.device)
         bind_gloo(ray.util.get_node_ip_address())
         self._groups: Groups | None = None
         self._feed: LoaderFeed | None = None
         self._loaders: tuple[int, Sequence[Any]] = (0, ())
-        self._aborted_upto = 0
+        self._aborted_upto = self._generation = 0
         self._requests: dict[int, Requests] = {}
         self._lock = threading.Lock()
         warm_up(spec)
-        # A process that the controller gave up, and that it could not reach to end it, must not train on.
-        self._beacon = Beacon(spec.beacon, spec.ident, on_cut=lambda: os._exit(1))
+        # A process that the controller gave up, and that it could not reach to end it, must not train on; one whose
+        # controller is gone trains on until that returns.
+        self._beacon = Beacon(spec.beacon, spec.ident, lease_s=spec.job.elastic.orphan_s)
+        self._notices = Notices(lambda why: self._beacon.send({"t": "notice", "why": why}))
+        self._training: tuple[int, int, Progress] | None = None
 
-    def ready(self) -> tuple[int, str]:
-        """(process id, node id), once the process has imported everything that training needs."""
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+    def ready(self) -> Hello:
+        """Who this is, once the process has imported everything that training needs."""
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if self.spec.use_gpu else ""
+        return Hello(os.getpid(), ray.get_runtime_context().get_node_id(), generation=self._generation, gpus=gpus)
 
-    def run(self, order: Order) -> Outcome:
-        """Play one generation from forming its groups to its end; never raises."""
-        generation = order.rendezvous.generation
+    def adopt(self, beacon: BeaconAddress) -> Hello:
+        """Belong to the controller at ``beacon``, which has returned; the generation that runs goes on."""
+        self._beacon.adopt(beacon)
+        return self.ready()
+
+    def run(self, order: Order) -> None:
+        """Play one generation from forming its groups to its end; never raises.
+
+        How it ended is told over the line to the controller, after all that was told before: the caller may be
+        gone by then.
+        """
+        generation = self._generation = order.rendezvous.generation
+        if self.spec.standby and self.device.type == "cuda" and not torch.cuda.is_initialized():
+            os.environ["CUDA_VISIBLE_DEVICES"] = order.gpus
+            torch.cuda.set_device(self.device)
         outcome = Outcome(End.FAILED)
         groups = Groups(order.rendezvous, self.device)
         with self._lock:
@@ -119,28 +146,48 @@ class Worker:
         with self._lock:
             self._groups = None
             self._requests.pop(generation, None)
-        self._beacon.send({"t": "end", "gen": generation, "rank": order.rendezvous.rank})
-        return outcome
+        rank = order.rendezvous.rank
+        self._beacon.send({"t": "end", "gen": generation, "rank": rank, "outcome": asdict(outcome)})
 
     def _play(self, order: Order, groups: Groups, outcome: Outcome, requests: Requests) -> None:
-        spec, rendezvous = self.spec, order.rendezvous
+        rendezvous = order.rendezvous
 
         def report(message: dict[str, Any]) -> None:
             self._beacon.send(message | {"gen": rendezvous.generation, "rank": rendezvous.rank})
 
+        progress = Progress(report, order.step)
+        self._training = (threading.get_ident(), rendezvous.generation, progress)
+        try:
+            self._train(order, groups, outcome, requests, report, progress)
+        finally:
+            self._training = None
+            progress.close()
+
+    def _train(
+        self,
+        order: Order,
+        groups: Groups,
+        outcome: Outcome,
+        requests: Requests,
+        report: Report,
+        progress: Progress,
+    ) -> None:
+        spec, rendezvous = self.spec, order.rendezvous
         feed = self._open_feed(order, groups)
         feed.ask(order.step)  # the loaders build the first batch while the groups form and the state arrives
         clock = time.monotonic()
         mesh = groups.form()
         clock = _lap(outcome, "form", clock)
+        progress.at(order.step, "building")
         engine = NativeEngine(spec.recipe, spec.job, rendezvous.layout, mesh, self.device)
         clock = _lap(outcome, "build", clock)
+        progress.at(order.step, "restoring")
         self._restore(engine, order)
         _lap(outcome, "restore", clock)
         report({"t": "ready", "step": engine.step_done, "phases": outcome.phases})
-        keeping = self._open_keeping(engine, order, report, lambda: groups.aborted)
+        keeping = self._open_keeping(engine, order, report, lambda: groups.aborted, progress)
         try:
-            outcome.end = train(engine, feed, keeping, spec.job, requests, report)
+            outcome.end = train(engine, feed, keeping, spec.job, requests, report, progress.at)
         finally:
             outcome.step = engine.step_done
             keeping.close()
@@ -157,23 +204,45 @@ class Worker:
                 engine.load(checkpoint)
 
     def _open_keeping(
-        self, engine: NativeEngine, order: Order, report: Report, interrupted: Callable[[], bool]
+        self,
+        engine: NativeEngine,
+        order: Order,
+        report: Report,
+        interrupted: Callable[[], bool],
+        progress: Progress,
     ) -> Keeping:
         rank = order.rendezvous.rank
         table = describe(engine, rank, order.nodes)
         snapshots = Snapshots(
             KeeperLink(order.keeper), order.rendezvous.generation, self.spec.ident, table, self.device, order.strict
         )
-        return Keeping(snapshots, table, engine, self.spec.job, order.token, order.durable, report, interrupted)
+        return Keeping(
+            snapshots, table, engine, self.spec.job, order.token, order.durable, report, interrupted, at=progress.at
+        )
 
     def _open_feed(self, order: Order, groups: Groups) -> LoaderFeed:
         rendezvous = order.rendezvous
         with self._lock:  # the loaders may have changed since the order, while the groups were formed
             generation, changed = self._loaders
             loaders = changed if generation == rendezvous.generation else order.loaders
-            feed = LoaderFeed(self.spec.job, rendezvous.layout, rendezvous.rank, loaders, lambda: groups.aborted)
+            feed = LoaderFeed(
+                self.spec.job, rendezvous.layout, rendezvous.rank, loaders, lambda: groups.aborted, order.skips
+            )
             self._feed = feed
         return feed
+
+    def stacks(self) -> str:
+        """Where this rank is, and the stacks of all Python threads of this process, the training thread first.
+
+        Answers while the training thread waits in a collective.
+        """
+        training = self._training
+        if training is None:
+            return f"{self.spec.ident}, process {os.getpid()}: in no generation\n" + stacks()
+        thread, generation, progress = training
+        place, seconds = progress.where()
+        at = f"generation {generation}, {place}, for {seconds:.1f} s"
+        return f"{self.spec.ident}, process {os.getpid()}: {at}\n" + stacks(thread)
 
     def set_loaders(self, generation: int, loaders: Sequence[Any]) -> None:
         """Use these loaders from now on in ``generation``."""

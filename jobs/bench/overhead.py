@@ -1,0 +1,232 @@
+"""Overhead of the controller with everything on, beside a bare ``torchrun`` script of the same work.
+
+``python jobs/bench/overhead.py [--pairs 5] [--quick] [--json FILE]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import _report as report
+from _measure import Step
+from _peers import bare
+from _peers.planaria_job import run_dir
+from _peers.work import Work
+from _runs import carried_out, load
+from planaria.observe.record import read_lines
+
+NAMES = ("planaria", "torchrun")
+MODULES = {"planaria": "planaria_job", "torchrun": "bare"}
+LIMIT_S = 240.0
+QUICK_S = 170.0
+WARM_UP = 10
+"""First steps that are not measured: memory is touched and code is loaded in them."""
+ABOUT = """\
+The same model class, FSDP2 units, layout, global batches, optimizer and number of threads, under Planaria's controller
+with everything on (loaders, a snapshot after every step, its copy on another node, checkpoints, the ledger) and in a
+bare `torchrun` script with none of it. Runs come in pairs, one after the other, and which is first alternates, as the
+load that other programs put on the machine changes. `s per step`: wall time over steps, after a warm-up of ten, stalls
+for checkpoints included. `overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's.
+Keepers, loaders and controller have no cores of their own here: what they compute is in the figure."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, write; returns the exit code."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    work = planned(options)
+    rows = measure_all(options, work, Console(stderr=True))
+    result = build_report(rows, work, datetime.date.today().isoformat())
+    result.print()
+    if options.json:
+        result.write(options.json)
+    return 0 if all("absent" not in row for row in rows) else 1
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Step time under the controller beside a bare torchrun script.")
+    parser.add_argument("--pairs", type=int, default=5, help="paired runs (default: 5)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of a run (default: 100)")
+    parser.add_argument("--quick", action="store_true", help="shorter runs, under three minutes in all")
+    parser.add_argument("--json", metavar="FILE", help="write the report here")
+    parser.add_argument("--logs", metavar="FOLDER", type=Path, help="keep the output of every run here")
+    options = parser.parse_args(arguments)
+    if options.pairs < 1 or options.steps < 2 * WARM_UP:
+        parser.error(f"--pairs must be at least 1, and --steps {2 * WARM_UP}")
+    return options
+
+
+def planned(options: argparse.Namespace) -> Work:
+    """The demo's model and batch on two ranks."""
+    steps = min(options.steps, 50) if options.quick else options.steps
+    return Work("", nodes=2, global_batch=64, micro_batch=32, steps=steps, checkpoint_every=25, kill_after=0)
+
+
+def measure_all(options: argparse.Namespace, work: Work, console: Console) -> list[dict[str, Any]]:
+    """Both contenders in every pair; ``--quick`` as many pairs as the time allows."""
+    deadline = time.monotonic() + QUICK_S if options.quick else float("inf")
+    rows: list[dict[str, Any]] = []
+    longest = 0.0
+    for pair in range(1, options.pairs + 1):
+        began = time.monotonic()
+        if pair > 1 and began + longest > deadline:
+            break
+        for name in NAMES if pair % 2 else NAMES[::-1]:
+            row = {"pair": pair} | run(name, work, min(LIMIT_S, deadline - time.monotonic()), options.logs)
+            console.print(
+                f"pair {pair}: {name}: {row.get('absent') or report.number(row['step_seconds']) + ' s per step'}"
+            )
+            rows.append(row)
+        longest = max(longest, time.monotonic() - began)
+    return rows
+
+
+def run(name: str, work: Work, limit_s: float, logs: Path | None) -> dict[str, Any]:
+    """One run of one contender: its figures, or ``absent`` with the reason."""
+    row: dict[str, Any] = {"contender": name, "load": load()}
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{name}.txt" if logs is not None else None
+    with carried_out(MODULES[name], work, limit_s, None, log) as (done, ending):
+        try:
+            return row | (planaria_figures(done) if name == "planaria" else peer_figures(done))
+        except ValueError as error:
+            return row | {"absent": f"{error}; {ending or 'exit code 0'}"}
+
+
+def planaria_figures(work: Work) -> dict[str, Any]:
+    """What the records of a run say, of the generation that had all workers."""
+    events = read_lines(run_dir(work) / "events.jsonl")
+    whole = {e["gen"] for e in events if e["event"] == "generation" and len(e["workers"]) == work.nodes}
+    rows = [row for row in read_lines(run_dir(work) / "metrics.jsonl") if row["gen"] in whole]
+    if len({row["gen"] for row in rows}) > 1:
+        raise ValueError("it was disturbed: more than one generation had all workers")
+    parts = {
+        key: statistics.median(row[key] for row in rows[WARM_UP:]) for key in ("data_wait_s", "snapshot_s") if rows
+    }
+    layout = {"layout": rows[0]["layout"]} if rows else {}
+    return pace([Step(row["step"] + 1, row["time"], str(row["gen"])) for row in rows]) | parts | layout
+
+
+def peer_figures(work: Work) -> dict[str, Any]:
+    """What the trace of a peer says."""
+    rows = read_lines(work.path / "steps.jsonl")
+    return pace([Step(row["step"], row["time"], row["inc"]) for row in rows]) | {"layout": f"dp_shard{work.nodes}"}
+
+
+def pace(steps: Sequence[Step]) -> dict[str, Any]:
+    """Seconds per step after the warm-up: the mean, and the median.
+
+    Raises:
+        ValueError: there are too few steps.
+    """
+    times = [step.time for step in steps[WARM_UP - 1 :]]
+    if len(times) < WARM_UP:
+        raise ValueError(f"only {len(steps)} undisturbed steps")
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    mean = (times[-1] - times[0]) / len(gaps)
+    return {"step_seconds": mean, "median_step_seconds": statistics.median(gaps), "steps": len(gaps)}
+
+
+def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Report:
+    """Medians, ratios and tables of the measured rows."""
+    found = report.spread(ratios(rows, "step_seconds").values())
+    return report.Report(
+        name="overhead",
+        title="Overhead of the controller",
+        about=ABOUT.replace("\n", " "),
+        machine=report.machine(date),
+        versions=report.versions(),
+        settings={"work": _work(work), "torchrun": bare.settings()},
+        rows=rows,
+        figures={"overhead_vs_torchrun": found.median} if found is not None else {},
+        tables=[table for table in (_pairs(rows), _comparison(rows), _absent(rows), _settings(work)) if table.rows],
+    )
+
+
+def ratios(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
+    """Planaria's value over the peer's, of every whole pair."""
+    values = {(row["pair"], row["contender"]): row[key] for row in rows if key in row}
+    pairs = sorted({pair for pair, _ in values})
+    whole = [pair for pair in pairs if all((pair, name) in values for name in NAMES)]
+    return {pair: values[pair, "planaria"] / values[pair, "torchrun"] for pair in whole}
+
+
+def _pairs(rows: list[dict[str, Any]]) -> report.Table:
+    by_pair = {(row["pair"], row["contender"]): row for row in rows}
+    lines = [
+        [
+            str(pair),
+            *(f"{by_pair[pair, name]['step_seconds']:.4f}" for name in NAMES),
+            f"{found:.3f}",
+            *(report.number(by_pair[pair, name]["load"]) for name in NAMES),
+        ]
+        for pair, found in ratios(rows, "step_seconds").items()
+    ]
+    columns = ("pair", *(f"{name}, s per step" for name in NAMES), "ratio", *(f"load before {name}" for name in NAMES))
+    return report.Table("Pairs", columns, lines)
+
+
+def _comparison(rows: list[dict[str, Any]]) -> report.Table:
+    columns = {
+        "s per step": "step_seconds",
+        "median step, s": "median_step_seconds",
+        "of which data wait": "data_wait_s",
+        "of which snapshot": "snapshot_s",
+    }
+    lines = []
+    for name in NAMES:
+        spreads = [report.spread(row.get(key) for row in rows if row["contender"] == name) for key in columns.values()]
+        layouts = {row["layout"] for row in rows if row["contender"] == name and "layout" in row}
+        lines.append([name, *(_exact(found) for found in spreads), ", ".join(sorted(layouts)) or report.NOTHING])
+    return report.Table("Step time", ("contender", *columns, "layout"), lines)
+
+
+def _exact(found: report.Spread | None) -> str:
+    return report.NOTHING if found is None else f"{found.median:.4f} ({found.low:.4f} to {found.high:.4f})"
+
+
+def _absent(rows: list[dict[str, Any]]) -> report.Table:
+    lines = [[row["contender"], str(row["pair"]), row["absent"]] for row in rows if "absent" in row]
+    return report.Table("Absent", ("contender", "pair", "reason"), lines)
+
+
+def _work(work: Work) -> dict[str, Any]:
+    job = work.job("bench")
+    return {
+        "ranks": work.nodes,
+        "model": work.preset,
+        "data": "scenes",
+        "global_batch": work.global_batch,
+        "micro_batch": work.micro_batch,
+        "optimizer": "AdamW",
+        "precision": "fp32",
+        "sharding": "FSDP2 on gloo",
+        "steps": work.steps,
+        "snapshot_every": job.memory.every,
+        "copies_on_other_nodes": job.memory.replicas,
+        "checkpoint_every": work.checkpoint_every,
+        "loaders": job.data.loaders,
+    }
+
+
+def _settings(work: Work) -> report.Table:
+    trees = {"all": _work(work), "torchrun": bare.settings()}
+    lines = [[name, key, str(value)] for name, tree in trees.items() for key, value in tree.items()]
+    return report.Table("Settings", ("contender", "setting", "value"), lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
