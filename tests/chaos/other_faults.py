@@ -48,7 +48,6 @@ class ControllerKilled(Fault):
     """The controller's process dies; training goes on without it until it has returned."""
 
     kind = "controller killed"
-    unsupported = "a controller does not return yet"
 
     @classmethod
     def draw(cls, dice: random.Random, world: World) -> Self:
@@ -58,6 +57,17 @@ class ControllerKilled(Fault):
         blow = stage.blow(breaks=False)
         send(stage.controller(), signal.SIGKILL)
         return blow
+
+    def over(self, stage: Stage, blow: Blow) -> bool:
+        back = [event["time"] for event in stage.events if event["event"] == "returned" and event["time"] > blow.at]
+        row = next((row for row in stage.steps if back and row["time"] > back[0]), None)
+        if row is not None:
+            blow.resumed_at = row["time"]
+        return row is not None
+
+    def finish(self, stage: Stage, blow: Blow) -> None:
+        later = [event for event in stage.generations if event["time"] > blow.at]
+        assert not later, f"the loss of the controller ended a generation: {later[0]['text']}"
 
 
 @dataclass(frozen=True)

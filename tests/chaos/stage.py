@@ -98,8 +98,8 @@ class Stage(RunningJob):
         return self._nodes[name]
 
     def controller(self) -> int:
-        """Process id of the controller."""
-        return next(iter(actors("Controller")))
+        """Process id of the controller; 0 while it is gone."""
+        return next(iter(actors("Controller")), 0)
 
 
 def actors(*names: str) -> dict[int, str]:

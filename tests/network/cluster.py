@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+import psutil
 from tests.support.netns import Network
 from tests.support.running import RunningJob
 
@@ -27,8 +29,10 @@ class NetworkCluster:
         # Short, for Ray's sockets lie in it and their paths may have 107 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="pln"))
         self._raylets: dict[int, subprocess.Popen[bytes]] = {}
+        self._others: list[subprocess.Popen[bytes]] = []
         try:
             self._start(0, "--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false")
+            self._raylets[0].wait(START_LIMIT_S)
             self._await_head()
             for host in self.hosts:
                 self.start(host)
@@ -44,7 +48,9 @@ class NetworkCluster:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of everything that runs here."""
-        return {"RAY_TMPDIR": str(self._folder), "TMPDIR": str(self._folder)}
+        folder = str(self._folder)
+        store = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{folder}/gcs"}
+        return {"RAY_TMPDIR": folder, "TMPDIR": folder, **store}
 
     def start(self, host: int) -> None:
         """Start the Ray node of a host."""
@@ -64,10 +70,27 @@ class NetworkCluster:
         pid = job.pid_of[member]
         return next(host for host in self.hosts if pid in self.network.pids(host))
 
+    def kill_gcs(self) -> Callable[[], None]:
+        """SIGKILL the head's global control store, and nothing else; returns the function that starts it again, as
+        whoever supervises a head does."""
+        process = next(p for p in map(psutil.Process, self.network.pids(0)) if p.name() == "gcs_server")
+        command, environment = process.cmdline(), process.environ()
+        process.kill()
+        process.wait(10)
+
+        def restart() -> None:
+            with (self._folder / "gcs.log").open("ab") as log:
+                self._others.append(
+                    subprocess.Popen([*self.network.prefix(0), *command], env=environment, stdout=log, stderr=log)
+                )
+            self._await_head()
+
+        return restart
+
     def close(self) -> None:
         """End everything, and leave nothing."""
         self.network.close()
-        for process in self._raylets.values():
+        for process in [*self._raylets.values(), *self._others]:
             process.wait(10)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -76,7 +99,9 @@ class NetworkCluster:
             *self.network.prefix(host),
             *(str(Path(sys.executable).parent / "ray"), "start", *options),
             *(f"--node-ip-address={self.network.address(host)}", "--object-store-memory=104857600"),
-            *("--disable-usage-stats", "--block"),
+            "--disable-usage-stats",
+            # Of a head whose store dies nothing is left with --block: Ray ends the rest of it.
+            *(["--block"] if host else []),
         ]
         with (self._folder / f"host{host}.log").open("ab") as log:
             self._raylets[host] = subprocess.Popen(
@@ -95,7 +120,7 @@ class NetworkCluster:
         ]
         deadline = time.monotonic() + START_LIMIT_S
         while subprocess.run([*self.network.prefix(0), *probe], capture_output=True).returncode:
-            if time.monotonic() > deadline or self._raylets[0].poll() is not None:
+            if time.monotonic() > deadline:
                 raise TimeoutError((self._folder / "host0.log").read_text(errors="replace")[-3000:])
             time.sleep(0.2)
 

@@ -6,6 +6,7 @@ The default run pulls one cable; the other faults are in the long form (``make n
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,3 +148,23 @@ def test_a_bad_link_makes_training_slower_and_is_no_reason_to_give_anybody_up(
         assert running.lost_at == before
         cluster.network.mend(host)
         _steps_on(running, 10)
+
+
+def test_the_head_loses_its_store_and_gets_it_back_while_training_goes_on(
+    cluster: NetworkCluster, tmp_path: Path
+) -> None:
+    """SIGKILL to gcs_server; it starts again from its files, and workers can be replaced again."""
+    with _trained(cluster, _config(tmp_path)) as running:
+        restart = cluster.kill_gcs()
+        generation = running.generation
+        _steps_on(running, 30)
+        restart()
+        _steps_on(running, 30)
+        assert running.generation == generation, "nobody in the generation needs the store"
+        victim = running.pid_of[running.workers_of(generation)[-1]]
+        os.kill(victim, signal.SIGKILL)
+        running.until(
+            lambda: running.generation > generation + 1 and running.calm() and _size(running) == WORKERS,
+            90,
+            "a new worker",
+        )
