@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from types import TracebackType
 import pytest
 
 PREFIX = "10.77.0."
+_networks = itertools.count()
 
 
 def require() -> None:
@@ -40,7 +42,7 @@ class Network:
     """
 
     def __init__(self, hosts: int) -> None:
-        self._name = f"pl{os.getpid()}"
+        self._name = f"pl{os.getpid()}.{next(_networks)}"
         self._spaces: list[str] = []
         try:
             self._space("switch")
