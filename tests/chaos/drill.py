@@ -89,4 +89,4 @@ class Drill:
     def _sample(self) -> None:
         roles = {pid: member.partition("-")[0] for member, pid in self.stage.living().items()}
         roles |= {self.driver: "driver", self.stage.controller(): "controller"}
-        self.growth.sample(roles, self.stage.generation)
+        self.growth.sample(roles, self.stage.generation, self.stage.generations[-1]["layout"])
