@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
-    "module", ["planaria.config", "planaria.layout", "planaria.planner.plan", "planaria.control.policy"]
+    "module", ["planaria.config", "planaria.layout", "planaria.planner.plan", "planaria.control.policies"]
 )
 def test_pure_modules(module):
     code = f"import sys, {module}; print(sorted({{'torch', 'ray', 'transformers', 'numpy'}} & set(sys.modules)))"

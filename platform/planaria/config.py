@@ -177,6 +177,7 @@ class ElasticConfig(Section):
         3, ge=-1, description="failures in a row without a new step before the job stops; -1: no limit"
     )
     wait_s: float = Field(300.0, gt=0, description="longest wait for min_workers")
+    settle_s: float = Field(5.0, ge=0, description="quiet time of the set of ready workers before the job grows")
     orphan_s: float = Field(
         60.0, gt=0, description="how long training goes on without its controller, which returns if it can"
     )
@@ -188,6 +189,19 @@ class ElasticConfig(Section):
     )
     on_driver_loss: Literal["stop", "continue"] = Field(
         "stop", description="when the driver is gone for orphan_s: end with a checkpoint, or train to the end without"
+    )
+    node_failures: int = Field(
+        3,
+        ge=0,
+        le=32,
+        description="failures on one node within ten minutes before it is quarantined for a while; 0: no limit",
+    )
+    straggler_ratio: float = Field(
+        1.5, gt=1, description="a rank that computes this many times longer than the median is a straggler"
+    )
+    replace_stragglers: bool = Field(False, description="whether an idle worker takes over a straggler's rank")
+    bad_steps: int = Field(
+        5, ge=1, description="steps in a row with a loss or gradient that is not finite before the job rolls back"
     )
     silence_s: float = Field(20.0, gt=0, description="a worker whose process says nothing for longer counts as lost")
     abort_s: float = Field(2.0, gt=0, description="a worker that takes longer to leave a broken collective is replaced")

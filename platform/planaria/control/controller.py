@@ -15,7 +15,8 @@ from typing import Any
 import ray
 
 from planaria.config import JobConfig
-from planaria.control import journal, policy
+from planaria.control import journal
+from planaria.control import policies as policy
 from planaria.control.causes import ENVIRONMENT_KINDS, FATAL_KINDS, root_cause
 from planaria.control.chronicle import Chronicle
 from planaria.control.custody import Custody, step_of, where
@@ -55,6 +56,7 @@ class State(StrEnum):
     RUNNING = "running"
     RECOVERING = "recovering"
     RESIZING = "resizing"
+    DRAINING = "draining"
     STOPPING = "stopping"
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -193,6 +195,7 @@ class Controller:
         limits, began, announced = self.job.elastic, time.monotonic(), False
         while self._stop is None:
             self.staff.fill()
+            self._release(None)
             ready, now = len(self.staff.slots()), time.monotonic()
             # After a fault nobody is waited for who may come: survivors go on at once, and grow later.
             settle = 0.0 if self.generations or self.staff.settled() else SETTLE_S
@@ -309,16 +312,63 @@ class Controller:
                 self._abort(generation)
                 return
             self.staff.fill(calm=self.state is State.RUNNING)
-            if self._stop is not None and self.state is not State.STOPPING:
-                self._enter(State.STOPPING)
-                self._tell_members(generation, "request", generation.number, stop=True)
-            elif self.state is State.RUNNING and not generation.pause_asked and self._should_grow(generation):
-                generation.pause_asked = True
-                self._enter(State.RESIZING)
-                text = "more workers are ready: changing size at the next step"
-                self.record.event("resize", text, gen=generation.number)
-                self._change_at = time.monotonic()
-                self._tell_members(generation, "request", generation.number, pause=True)
+            self._release(generation)
+            self._steer(generation)
+
+    def _steer(self, generation: Generation) -> None:
+        """Change what a healthy generation does, if it is time."""
+        if self._stop is not None and self.state is not State.STOPPING:
+            self._enter(State.STOPPING)
+            self._tell_members(generation, "request", generation.number, stop=True)
+        elif self.state is not State.RUNNING:
+            return
+        elif leaving := self._leaving(generation):
+            left = len(self.staff.slots())
+            last = left < self.job.elastic.min_workers
+            then = "the state is saved, then the job waits for others" if last else f"going on with {left}"
+            self._pause(generation, State.DRAINING, f"{', '.join(leaving)} to leave: {then}", save=last)
+        elif self._should_grow(generation):
+            self._pause(generation, State.RESIZING, "more workers are ready: changing size at the next step")
+
+    def _leaving(self, generation: Generation) -> list[str]:
+        """Workers at work that are about to go, or whose nodes are."""
+        staff = self.staff
+        return [i for i in generation.members if i in staff.quitting or self._member(i).node in staff.leaving]
+
+    def _pause(self, generation: Generation, state: State, text: str, *, save: bool = False) -> None:
+        """Have all workers leave the generation at their next step boundary; no step is lost."""
+        self._enter(state)
+        self.record.event("resize" if state is State.RESIZING else "drain", text, gen=generation.number)
+        self._change_at, generation.pause_cause = time.monotonic(), state.value
+        # A state that is to outlive all memory is saved as at a stop.
+        self._tell_members(generation, "request", generation.number, **{"stop" if save else "pause": True})
+
+    def _release(self, generation: Generation | None) -> None:
+        """End what is left on nodes under notice, as soon as nobody needs it: they shall not wait for their deadline.
+
+        Args:
+            generation: the one that runs, if one does.
+        """
+        staff, at_work, needed = self.staff, set[str](), set(self.staff.leaving)
+        if generation is not None:
+            at_work = set(generation.members)
+            needed = set(generation.nodes) if generation.covered else needed
+        elif not self.generations or self.generations[-1].step == self.view.checkpoint_step:
+            needed = set()  # the state is durable
+        for member in staff.on_nodes(staff.leaving):
+            if member.ident not in at_work and not (staff.is_keeper(member.ident) and member.node in needed):
+                self._dismiss(member.ident, "its node is to leave", generation)
+        for ident in staff.quitting - at_work:
+            staff.quitting.discard(ident)
+            self._dismiss(ident, "it was told to end", generation)
+
+    def _dismiss(self, ident: str, why: str, generation: Generation | None) -> None:
+        if self.staff.dismiss(ident, why):
+            self.beacon.cut(ident)
+            if self.staff.is_loader(ident):
+                self._tell_loaders(generation)
+            elif self.staff.is_keeper(ident):
+                self.custody.announce_ring()
 
     def _hung(self, generation: Generation) -> bool:
         """Whether a member says nothing any more, or all talk but none gets ahead."""
@@ -369,11 +419,11 @@ class Controller:
             self._enter(State.FINISHED)
             self.record.event("finished", f"all {self.job.train.steps} steps done", step=generation.step)
             return True
-        if ends == {End.STOPPED}:
+        if ends == {End.STOPPED} and self._stop is not None:
             self._enter(State.STOPPED)
             self.record.event("stopped", f"stopped before step {generation.step}: {self._stop}", step=generation.step)
             return True
-        self._cause, self._planned = "resize", True
+        self._cause, self._planned = {"draining": "drain"}.get(generation.pause_cause, "resize"), True
         return False
 
     def _saved_at_end(self, generation: Generation) -> bool:
@@ -451,6 +501,9 @@ class Controller:
                 member = self.staff.keepers.get(ident)
                 if member is not None and member.life is Life.READY:
                     self.custody.keeper_said(member.node, message)
+            case Said(ident, {"t": "notice", "why": why}):
+                self.record.event("notice", f"{ident} was told to end: {why}", member=ident)
+                self.staff.quitting.add(ident)
             case Said(ident, message):
                 self.chronicle.take(ident, message)
                 if generation is not None and message.get("gen") == generation.number:

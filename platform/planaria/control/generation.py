@@ -35,8 +35,8 @@ class Generation:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""
-    pause_asked: bool = False
-    """Whether its workers were asked to pause."""
+    pause_cause: str = ""
+    """State of the job that its workers were asked to pause for."""
     nodes: tuple[str, ...] = ()
     """Node of every rank."""
     token: str = ""

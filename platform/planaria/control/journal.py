@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from planaria.control import policy
+from planaria.control import policies as policy
 from planaria.control.generation import Generation
 from planaria.layout import Layout
 from planaria.planner.plan import Plan

@@ -37,6 +37,8 @@ class Staff:
         self.capacity: dict[str, int] = {}
         self.leaving: dict[str, float | None] = {}
         """Nodes under notice, with the moment at which they go, if it is known."""
+        self.quitting: set[str] = set()
+        """Workers that were told, by somebody else, to end."""
         self.last_arrival = time.monotonic()
         self.trouble = ""
         """Why the last process that could not start did not; empty once a worker came up."""
@@ -46,7 +48,8 @@ class Staff:
     def slots(self) -> list[WorkerSlot]:
         """Ready workers on nodes that stay and whose keeper is ready, up to the job's maximum, for the planner."""
         kept = self.keeper_addresses().keys() - self.leaving.keys()
-        return [slot for slot in self.workers.slots() if slot.node in kept][: self._job.elastic.max_workers]
+        staying = [slot for slot in self.workers.slots() if slot.node in kept and slot.id not in self.quitting]
+        return staying[: self._job.elastic.max_workers]
 
     def keeper_addresses(self) -> dict[str, KeeperAddress]:
         """Ready keepers by their nodes."""
@@ -130,13 +133,13 @@ class Staff:
 
     def _fill_loaders(self, usable: dict[str, int]) -> None:
         """Start missing loaders, each on the node with the fewest: the loss of one node must not take all."""
-        # Better on a node under suspicion than none at all.
-        usable = usable or {node: places for node, places in self.capacity.items() if node not in self.leaving}
+        staying = [node for node in self.capacity if node not in self.leaving]
         for _ in range(self._job.data.loaders - len(list(self.loaders.of(Life.STARTING, Life.READY)))):
-            if not usable:
+            if not staying:
                 return
             carried = self.loaders.per_node()
-            node = min(usable, key=lambda name: (carried.get(name, 0), name))
+            # Better on a node under suspicion than two on one node, or none at all.
+            node = min(staying, key=lambda name: (carried.get(name, 0), name not in usable, name))
             self._start(self.loaders, node, self._fleet.start_loader)
 
     def _start(self, members: Members, node: str, start: Callable[[str, str], Any], ident: str = "") -> None:

@@ -81,7 +81,7 @@ class Account:
             elif state == "forming":
                 self._settle(_ns(now))
                 self._open = self._preparing("plan")
-            elif state == "resizing":
+            elif state in ("resizing", "draining"):
                 self._planned, self._leave = True, "resize"
             elif state == "stopping":
                 self._leave = "checkpoint"

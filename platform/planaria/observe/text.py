@@ -24,8 +24,9 @@ def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> st
     means = [sum(finite[lo:hi]) / (hi - lo) for lo, hi in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     blocks = ASCII_BLOCKS if plain else BLOCKS
-    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
-    return "".join(blocks[round((mean - low) * scale)] for mean in means)
+    # Divided first: the reciprocal of a span that is hardly more than nothing has no finite value.
+    heights = [(mean - low) / (high - low) if high > low else 0.0 for mean in means]
+    return "".join(blocks[round(height * (len(blocks) - 1))] for height in heights)
 
 
 def bar(done: float, total: float, width: int, *, plain: bool = False) -> str:

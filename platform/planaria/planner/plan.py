@@ -1,4 +1,4 @@
-"""Which layout for which workers: one pure function, well under 10 ms for a thousand workers."""
+"""Which layout for which workers: one pure function; 10 ms for a thousand workers, 100 ms for ten thousand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planaria.config import LayoutConfig
@@ -123,21 +123,25 @@ def _check(workers: Sequence[WorkerSlot], constraints: LayoutConfig, facts: Mode
         )
 
 
-@functools.lru_cache(8192)
+@functools.lru_cache(32768)
 def _natural(text: str) -> tuple[list[str | int], str]:
     """Sort key that puts worker-2 before worker-10."""
     parts: list[str | int] = [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"([0-9]+)", text))]
     return parts, text
 
 
-def _by_node(workers: Iterable[WorkerSlot], before: Mapping[str, int]) -> dict[str, list[str]]:
+def _by_node(workers: Sequence[WorkerSlot], before: Mapping[str, int]) -> dict[str, list[str]]:
     """Worker ids of every node: survivors first, by their rank before, then the rest by name; nodes likewise."""
-    newcomer = len(before)
+    # Only newcomers are sorted by name, which is what takes the time: a re-plan has few.
+    survivors = sorted((slot for slot in workers if slot.id in before), key=lambda slot: before[slot.id])
     members: dict[str, list[str]] = {}
-    for slot in sorted(workers, key=lambda slot: (before.get(slot.id, newcomer), _natural(slot.id))):
+    for slot in survivors:
         members.setdefault(slot.node, []).append(slot.id)
-    order = sorted(members, key=lambda node: (before.get(members[node][0], newcomer), _natural(node)))
-    return {node: members[node] for node in order}
+    old = list(members)
+    newcomers = (slot for slot in workers if slot.id not in before)
+    for slot in sorted(newcomers, key=lambda slot: _natural(slot.id)):
+        members.setdefault(slot.node, []).append(slot.id)
+    return {node: members[node] for node in [*old, *sorted(list(members)[len(old) :], key=_natural)]}
 
 
 def _tensor_parallel(preferred: int, nodes: Mapping[str, list[str]], global_batch: int, previous: Plan | None) -> int:
@@ -161,6 +165,8 @@ def _groups_of_node(members: list[str], tp: int, seats: Mapping[str, tuple[int, 
     ``seats`` holds group and place of every worker in the previous plan.
     """
     count = len(members) // tp
+    if tp == 1 or not seats:  # survivors come first, in order
+        return [tuple(members[start : start + tp]) for start in range(0, count * tp, tp)]
     seated = [worker for worker in members if worker in seats]
     # The most complete groups go on; Counter keeps the order of first sight, sorting is stable.
     alive = Counter(seats[worker][0] for worker in seated)

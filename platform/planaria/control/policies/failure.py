@@ -1,7 +1,4 @@
-"""When to go on, when to stop, when to change size: pure functions over plain records.
-
-The controller asks, gets a small dataclass back, and acts. Nothing here knows Ray, clocks or processes.
-"""
+"""Whether a job goes on after a failure: those with progress are free, those without have a budget."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planaria.config import ElasticConfig
-
-# What happened
+from planaria.control.policies.decisions import GiveUp
 
 
 @dataclass(frozen=True)
@@ -53,22 +48,12 @@ class Generation:
     """None while it runs, and after a planned change (resize, drain)."""
 
 
-# Failures
-
-
 @dataclass(frozen=True)
 class Continue:
     """Form the next generation."""
 
     failures: int
     """Failures since the last new highest step, this one included."""
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """Stop the job; ``reason`` is the diagnosis that the user reads."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -140,111 +125,3 @@ def _repeated_user_error(history: Sequence[Generation]) -> GiveUp | None:
                 f"{history[-1].number} alike: {newest.user_error}. Trying again cannot help; fix the code or the data"
             )
     return None
-
-
-# Size
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Stay at this size."""
-
-
-@dataclass(frozen=True)
-class Grow:
-    """Re-plan over ``workers`` workers, more than now, at the next step boundary."""
-
-    workers: int
-
-
-@dataclass(frozen=True)
-class Shrink:
-    """Re-plan over ``workers`` workers, fewer than now, at the next step boundary."""
-
-    workers: int
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Too few workers will be left: checkpoint, then :func:`wait` for more."""
-
-    workers: int
-
-
-def resize(running: int, ready: int, config: ElasticConfig, leaving: int = 0) -> Keep | Grow | Shrink | Pause:
-    """Whether a healthy generation should change its size.
-
-    Args:
-        running: workers that hold a rank.
-        ready: workers that a plan would give a rank, those that run included. Count them by planning: a spare
-            more that no layout can use is no reason to interrupt.
-        config: limits.
-        leaving: of ``ready``, those under a drain notice.
-    """
-    target = min(ready - leaving, config.max_workers)
-    if target < config.min_workers:
-        return Pause(max(target, 0))
-    if target > running:
-        return Grow(target)
-    if target < running:
-        return Shrink(target)
-    return Keep()
-
-
-# Waiting for workers
-
-
-@dataclass(frozen=True)
-class Start:
-    """Form a generation of at most ``workers`` workers."""
-
-    workers: int
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Not yet; ask again when a worker joins or after ``seconds``."""
-
-    seconds: float
-
-
-def wait(
-    ready: int,
-    waited_s: float,
-    config: ElasticConfig,
-    settle_s: float = 0.0,
-    quiet_s: float = 0.0,
-    loaders: int = 1,
-) -> Start | Wait | GiveUp:
-    """Whether to form a generation from the workers that are there.
-
-    With ``min_workers`` but not ``max_workers`` there, it waits until none has joined for ``settle_s`` seconds,
-    so that a starting cluster does not form one generation per node. It waits for ``wait_s`` at the most.
-
-    Args:
-        ready: workers that could take a rank.
-        waited_s: seconds since waiting began.
-        config: limits.
-        settle_s: quiet time to wait for before starting below ``max_workers``.
-        quiet_s: seconds since the last worker joined.
-        loaders: data loaders that answer; without one there is nothing to train on.
-    """
-    left = config.wait_s - waited_s
-    if ready >= config.min_workers and not loaders:
-        if left > 0:
-            return Wait(left)
-        return GiveUp(
-            f"no data loader came up within elastic.wait_s={config.wait_s:g} s; a loader needs "
-            f"data.loader_cpus CPUs that no worker holds: lower data.loader_cpus, or add a node"
-        )
-    if ready >= config.max_workers:
-        return Start(config.max_workers)
-    if ready >= config.min_workers:
-        unsettled = min(settle_s - quiet_s, left)
-        return Wait(unsettled) if unsettled > 0 else Start(ready)
-    if left > 0:
-        return Wait(left)
-    return GiveUp(
-        f"only {ready} of the elastic.min_workers={config.min_workers} workers came within "
-        f"elastic.wait_s={config.wait_s:g} s; add nodes, or lower elastic.min_workers"
-    )
