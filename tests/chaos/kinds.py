@@ -40,9 +40,7 @@ KINDS: tuple[type[Fault], ...] = (
     NodeDrained,
 )
 
-CRASHES = frozenset(
-    kind.kind for kind in (NodeKilled, NodesKilled, WorkerKilled, WorkerTerminated, KeeperKilled, KilledWhileSaving)
-)
+CRASHES = frozenset(kind.kind for kind in (NodeKilled, NodesKilled, WorkerKilled, KeeperKilled, KilledWhileSaving))
 """Kinds whose recovery times are those of a crash: found at once, one recovery, nobody waited for."""
 
 

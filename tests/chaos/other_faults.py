@@ -72,10 +72,9 @@ class ControllerKilled(Fault):
 
 @dataclass(frozen=True)
 class NodeDrained(Fault):
-    """Ray is told that a node will leave (a spot notice): its workers move away before the deadline."""
+    """Ray is told that a node will leave (a spot notice): all that runs there leaves before, and no step is lost."""
 
     kind = "node drained"
-    unsupported = "drain notices are not heeded yet"
     node: str
     deadline_s: float
 
@@ -87,17 +86,15 @@ class NodeDrained(Fault):
     def draw(cls, dice: random.Random, world: World) -> Self:
         node = dice.choice(list(world.nodes))
         world.remove(node)
-        return cls(node, round(dice.uniform(8, 20), 1))
+        return cls(node, round(dice.uniform(15, 30), 1))
 
     def strike(self, stage: Stage) -> Blow:
-        here = stage.members_on(self.node)
-        blow = stage.blow(breaks=stage.matters(here))
+        blow = stage.blow(stage.members_on(self.node))
         stage.drain_node(self.node, self.deadline_s)
         return blow
 
-    def over(self, stage: Stage, blow: Blow) -> bool:
-        left = not stage.matters(stage.members_on(self.node))
-        return left and blow.passed(stage)
-
     def finish(self, stage: Stage, blow: Blow) -> None:
+        stage.no_rollback_since(blow.at)
+        last = max(stage.lost_at[pid] for pid in blow.victims)
+        assert last < blow.at + self.deadline_s, f"the node was still in use {last - blow.at:.1f} s after the notice"
         stage.kill_nodes(self.node)  # what the provider does at the deadline

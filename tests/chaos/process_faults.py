@@ -45,10 +45,13 @@ class WorkerKilled(_Signalled):
 
 @dataclass(frozen=True)
 class WorkerTerminated(_Signalled):
-    """SIGTERM to one worker, as an eviction sends."""
+    """SIGTERM to one worker, as an eviction sends: it leaves at a step boundary, and no step is lost."""
 
     kind = "worker told to end (SIGTERM)"
     sign = signal.SIGTERM
+
+    def finish(self, stage: Stage, blow: Blow) -> None:
+        stage.no_rollback_since(blow.at)
 
 
 @dataclass(frozen=True)

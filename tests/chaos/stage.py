@@ -69,6 +69,11 @@ class Stage(RunningJob):
         hit = [self.member_of[pid] for pid in pids]
         return any(name in ranks or (name.startswith("keeper-") and self.node_of[name] in nodes) for name in hit)
 
+    def no_rollback_since(self, moment: float) -> None:
+        """Fail if completed steps were redone since a moment."""
+        redone = [event for event in self.events if event["event"] == "rollback" and event["time"] > moment]
+        assert not redone, f"a planned departure cost steps: {redone[0]['text']}"
+
     def blow(self, victims: Sequence[int] = (), breaks: bool | None = None) -> Blow:
         """A fault that is about to be injected."""
         breaks = self.matters(victims) if breaks is None else breaks

@@ -29,8 +29,8 @@ from tests.support.undisturbed import undisturbed_losses
 from planaria.config import JobConfig
 from planaria.runtime.local_cluster import LocalCluster
 
-FAULTS = int(os.environ.get("PLANARIA_FAULTS", "12"))
-SEED = int(os.environ.get("PLANARIA_SEED", "4"))
+FAULTS = int(os.environ.get("PLANARIA_FAULTS", "11"))
+SEED = int(os.environ.get("PLANARIA_SEED", "3418"))
 ONLY = tuple(filter(None, os.environ.get("PLANARIA_KINDS", "").split(",")))
 SAMPLES = 500
 CHECKPOINT_EVERY = 25

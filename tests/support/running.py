@@ -38,7 +38,7 @@ class RunningJob:
         self.node_of: dict[str, str] = {}
         """Ray's id of a member's node."""
         self.lost_at: dict[int, float] = {}
-        """When a process was counted as lost, by its id."""
+        """When a process was given up or sent away, by its id."""
 
     def look(self) -> None:
         """Read what was written since the last look."""
@@ -55,7 +55,7 @@ class RunningJob:
                 self.pid_of[event["member"]] = event["pid"]
                 self.member_of[event["pid"]] = event["member"]
                 self.node_of[event["member"]] = event["node"]
-            case "lost":
+            case "lost" | "dismissed":
                 self.lost_at[event["pid"]] = event["time"]
             case "generation":
                 self.generations.append(event)
