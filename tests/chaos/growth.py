@@ -11,8 +11,8 @@ from tests.support.footprint import Footprint, footprint
 WARM_UP = 2
 """Generations after which a process has met everything once: what it holds then is the start."""
 MOST = {"anonymous": 32 << 20, "descriptors": 40, "sockets": 20, "threads": 20}
-"""Growth that is none: caches that fill, allocators that keep pages, connections and event loops that Ray keeps for a
-while after their peer has died. It does not depend on the number of faults, so that a long run tells any leak from it."""
+"""Growth that is none: full caches, pages that allocators keep, connections and event loops that Ray keeps for a
+while after their peer has died. It does not grow with the number of faults, as any leak does in a long run."""
 
 
 @dataclass
