@@ -100,6 +100,8 @@ class NetworkCluster:
             *(str(Path(sys.executable).parent / "ray"), "start", *options),
             *(f"--node-ip-address={self.network.address(host)}", "--object-store-memory=104857600"),
             "--disable-usage-stats",
+            # Each its own: names of sockets are taken from the files that are there, and nodes start at once.
+            f"--temp-dir={self._folder}/{host}",
             # Of a head whose store dies nothing is left with --block: Ray ends the rest of it.
             *(["--block"] if host else []),
         ]
