@@ -62,15 +62,15 @@ class RunningJob:
             case "recovered":
                 self.recovered.append(event)
 
-    def until(self, condition: Callable[[], bool], seconds: float, what: str, *, ends: bool = False) -> None:
-        """Look until ``condition`` holds; ``ends`` says that the job may end meanwhile.
+    def until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """Look until ``condition`` holds.
 
         Raises:
             Trouble: it does not hold within ``seconds``, or the job ended.
         """
         deadline = time.monotonic() + seconds
         while True:
-            over = self._ended() and not ends
+            over = self._ended()  # before the look: its last words are not missed
             self.look()
             if condition():
                 return
