@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 import pytest
@@ -128,6 +129,9 @@ class Network:
         _in(space, "ip", "link", "set", "eth0", "up")
         # Programs learn their own address by asking for the way to the world; nothing is ever sent there.
         _in(space, "ip", "route", "add", "default", "dev", "eth0")
+        # Names are not to be resolved: a look-up fails at once, and not after the resolver's seconds of patience.
+        for server in _name_servers():
+            _in(space, "ip", "route", "add", "unreachable", server)
 
     def _switch(self, *command: str) -> None:
         _in(f"{self._name}-switch", *command)
@@ -137,6 +141,12 @@ class Network:
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _name_servers() -> list[str]:
+    lines = Path("/etc/resolv.conf").read_text().splitlines() if Path("/etc/resolv.conf").exists() else []
+    servers = [line.split()[1] for line in lines if line.startswith("nameserver ")]
+    return [name for name in servers if name.count(".") == 3 and not name.startswith("127.")]
 
 
 def _in(space: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
