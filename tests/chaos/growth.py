@@ -83,13 +83,15 @@ class Growth:
         """What grew beyond :data:`MOST`."""
         found = []
         for role, span in self._compared():
-            for name, most in MOST.items():
-                before, after = getattr(span.start, name), getattr(span.end, name)
-                if after - before > most:
-                    found.append(
-                        f"{role}, generations {span.begin} to {span.end_generation}: {name} {before} -> {after}"
-                    )
+            grown = [f"{name} {getattr(span.start, name)} -> {getattr(span.end, name)}" for name in self._beyond(span)]
+            if grown:
+                where = f"{role}, generations {span.begin} to {span.end_generation}"
+                found.append(f"{where}: {', '.join(grown)} ({span.end.more_than(span.start)})")
         return found
+
+    @staticmethod
+    def _beyond(span: _Span) -> list[str]:
+        return [name for name, most in MOST.items() if getattr(span.end, name) - getattr(span.start, name) > most]
 
     def _compared(self) -> list[tuple[str, _Span]]:
         return [(life.role, span) for life in self._lives.values() if (span := life.longest) is not None]

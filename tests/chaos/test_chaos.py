@@ -107,7 +107,8 @@ def _faulty(cluster: LocalCluster, config: JobConfig, script: Any, disk: Path | 
     print(drill.times.table(CRASHES))
     print(f"\n{drill.growth.table()}\n")
     print(f"/dev/shm in use: {shared / 2**20:.1f} -> {shared_memory_used() / 2**20:.1f} MiB")
-    assert not drill.growth.grown()
+    grown = drill.growth.grown()
+    assert not grown, "\n".join(grown)
     return stage.step
 
 
