@@ -2,6 +2,8 @@
 # make demo    train on four local Ray nodes, lose one, go on
 # make test    format, lint, types, tests
 # make soak    kill 30 nodes at random moments, one after another (PLANARIA_KILLS, PLANARIA_SEED)
+# make chaos   random faults of all kinds against one long job (SEED=1, FAULTS=200, KINDS=NodeKilled,WorkerFrozen,...)
+# make network cut, lossy and slow links between nodes in network namespaces (as root; needs iproute2 and iptables)
 # make bench   run every benchmark, render docs/benchmarks.md
 #
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
@@ -12,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test soak lint format bench clean
+.PHONY: help setup demo test soak chaos network lint format bench clean
 
 VENV := .venv
 STAMP := $(VENV)/.complete
@@ -20,6 +22,9 @@ PYTHON ?=
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SEED ?= 1
+FAULTS ?= 200
+KINDS ?=
 
 # One thread per process, as many processes share few cores. Local clusters listen on loopback only;
 # without a pinned mode, ray.init() would switch token authentication on and write ~/.ray/auth_token.
@@ -73,6 +78,12 @@ test: lint
 
 soak: setup
 	PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster/test_random_kills.py
+
+chaos: setup
+	PLANARIA_SEED=$(SEED) PLANARIA_FAULTS=$(FAULTS) PLANARIA_KINDS=$(KINDS) $(VENV)/bin/pytest -s tests/chaos
+
+network: setup
+	PLANARIA_NETWORK=long $(VENV)/bin/pytest -s tests/network
 
 bench: setup
 	@mkdir -p build/bench

@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing.util
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from tests.support.left_behind import nothing_left_behind, temp_folder
 
-KEPT_BY_OTHERS = ("ray", "pymp-", "torchinductor_")
+__all__ = ["nothing_left_behind", "temp_folder"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/cluster" in str(item.path):
             item.add_marker(pytest.mark.cluster)
-
-
-def _processes() -> set[int]:
-    """Living descendants. A grandchild that ended may stay as a zombie until this process ends: it runs no more."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-    return found
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(psutil.Error):
-        return " ".join(psutil.Process(pid).cmdline())[:200]
-    return ""
-
-
-def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
-def _listening() -> set[int]:
-    pids = _processes() | {os.getpid()}
-    found = set()
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.pid in pids:
-            found.add(connection.laddr.port)
-    return found
-
-
-@pytest.fixture
-def temp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder of the test's own; short, for Ray's sockets lie in it. ``tmp_path`` stays elsewhere."""
-    multiprocessing.util.get_temp_dir()  # this process's own, kept until its end, must not be made in ours
-    folder = Path(tempfile.mkdtemp(prefix="pl"))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
-    """Processes, ports, shared memory and temporary files are as many after the test as before."""
-    shared_memory, listening, processes = _shared_memory(), _listening(), _processes()
-    yield
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (_processes() - processes or _shared_memory() - shared_memory):
-        time.sleep(0.2)
-    left = {pid: _command(pid) for pid in _processes() - processes}
-    assert not left
-    assert _shared_memory() <= shared_memory
-    # Ray's daemons keep their session logs and what they do not clean up when they are killed; torch keeps a cache.
-    assert not [path.name for path in temp_folder.iterdir() if not path.name.startswith(KEPT_BY_OTHERS)]
-    assert _listening() <= listening
 
 
 @pytest.fixture

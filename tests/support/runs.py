@@ -81,12 +81,13 @@ class Run:
         return next(int(event["pid"]) for event in self.of("joined") if event["member"] == member)
 
 
-def expected_ids(config: JobConfig, samples: int) -> dict[int, list[int]]:
-    """What every step must consume, each id once: the order is a function of seed and step alone."""
+def expected_ids(config: JobConfig, samples: int, steps: int | None = None) -> dict[int, list[int]]:
+    """What every step (of ``steps``; default: all) must consume, each id once: the order is a function of seed and step
+    alone."""
     size = config.train.global_batch
     return {
         step: sorted(indices(step * size, (step + 1) * size, samples, config.seed, config.data.shuffle))
-        for step in range(config.train.steps)
+        for step in range(config.train.steps if steps is None else steps)
     }
 
 

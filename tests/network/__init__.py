@@ -1,0 +1,1 @@
+"""Ray nodes in network namespaces, joined by cables that can be pulled."""
