@@ -12,6 +12,7 @@ from planaria.control.generation import Generation
 from planaria.control.status import Status, generation_row
 from planaria.observe.goodput import Account
 from planaria.observe.record import RunRecord
+from planaria.observe.text import percent
 
 Message = dict[str, Any]
 BAD_FLOOR = 1000
@@ -73,7 +74,7 @@ class Chronicle:
             case "eval" if first_rank:
                 self.account.evaluation(False, now)
                 self.evaluation = {k: v for k, v in message.items() if k not in ("t", "gen", "rank")}
-                text = f"held out: {message['accuracy']:.1%} right, chance {message['chance']:.1%}"
+                text = f"held out: {percent(message['accuracy'])} right, chance {percent(message['chance'])}"
                 self._tell("evaluation", text, message)
 
     def _step(self, generation: Generation, message: Message) -> None:

@@ -398,17 +398,23 @@ class Controller:
 
     def _hung(self, generation: Generation) -> bool:
         """Whether a member says nothing any more, or all talk but none gets ahead."""
-        limits = self.job.elastic
-        staff = self.staff
-        for member in [*staff.workers.of(Life.READY), *staff.loaders.of(Life.READY), *staff.keepers.of(Life.READY)]:
-            silent = self.beacon.silence(member.ident)
-            if silent is not None and silent > limits.silence_s:
-                generation.silent_since = time.monotonic() - silent
-                self._lose(member.ident, generation, f"silent for {silent:.1f} s")
+        self._lose_silent(generation)
         hang = self.seen.hang(generation, self.beacon.silence, time.monotonic())
         if hang is not None:
             self._hang(generation, hang)
         return bool(generation.lost or generation.hung)
+
+    def _lose_silent(self, generation: Generation) -> None:
+        """Give up whoever has not been heard of for too long."""
+        silence = {m.ident: (m.node, self.beacon.silence(m.ident)) for m in self.staff.ready()}
+        limit = self.job.elastic.silence_s
+        cut_off = {node for node, silent in silence.values() if silent is not None and silent > limit}
+        for ident, (node, silent) in silence.items():
+            # The processes of a node that is cut off fall silent together, though their last words came up to one
+            # heartbeat apart: none is waited for alone.
+            if silent is not None and silent > (limit / 2 if node in cut_off else limit):
+                generation.silent_since = time.monotonic() - silent
+                self._lose(ident, generation, f"silent for {silent:.1f} s")
 
     def _hang(self, generation: Generation, hang: Hang) -> None:
         """Write down where everybody stands, and remove whoever holds the others up."""
@@ -434,6 +440,7 @@ class Controller:
         deadline = evidence + self.job.elastic.abort_s
         while generation.pending and (left := deadline - time.monotonic()) > 0:
             self._hear(generation, min(TICK_S, left))
+            self._lose_silent(generation)
         for ident in generation.pending:
             # Fencing: two generations must never train at once, so a process that does not answer is ended
             # before the next one is formed.

@@ -120,7 +120,11 @@ class Custody:
         """Take in what a worker of the present generation says of its state."""
         if message["t"] == "draining":
             job = self._job.model_dump(mode="json")
-            meta = {"layout": str(generation.plan.layout), "job": job, "skips": self._resume.windows}
+            meta = {
+                "layout": str(generation.plan.layout),
+                "job": job,
+                "skips": [list(window) for window in self._resume.windows],
+            }
             self._drains.begin(generation.number, message["step"], generation.token, generation.nodes, meta)
         elif message["t"] == "step" and message["complete"] is not None and not generation.covered:
             generation.covered = True

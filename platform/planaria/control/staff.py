@@ -58,6 +58,10 @@ class Staff:
         """Ready keepers by their nodes."""
         return {member.node: member.address for member in self.keepers.of(Life.READY) if member.address is not None}
 
+    def ready(self) -> list[Member]:
+        """Processes that have answered, and are not lost."""
+        return [m for kind in self._kinds for m in kind.of(Life.READY)]
+
     def starting(self) -> list[str]:
         """Processes that have not answered yet."""
         return [m.ident for kind in self._kinds for m in kind.of(Life.STARTING)]
