@@ -264,8 +264,10 @@ class Controller:
         generation.nodes, generation.token = nodes, f"{self.ticket.run_id}-{number}"
         self.record.journal(journal.generation_row(generation))
         durable = None if isinstance(source, MemorySource) else source
+        # Longer than a hang may last, so that it is judged by what all ranks say, before a collective gives up.
+        timeout_s = 1.5 * self.job.elastic.hang_s + 5.0
         for rank, ident in enumerate(chosen.ranks):
-            rendezvous = Rendezvous(number, rank, chosen.layout, self.host, self.store.port, self.job.elastic.hang_s)
+            rendezvous = Rendezvous(number, rank, chosen.layout, self.host, self.store.port, timeout_s)
             strict = number == 1
             self._order(
                 ident,
@@ -423,7 +425,7 @@ class Controller:
         handles = {ident: self._member(ident).handle for ident in generation.pending}
         path = write_stacks(handles, f"{self.run_dir}/stacks/gen-{generation.number}-{hang.kind}.txt")
         text = f"{hang.why}; where everybody stood: {path}"
-        fields = {"step": hang.step, "phase": hang.phase, "culprits": culprits, "kind": hang.kind}
+        fields = {"step": hang.step, "phase": hang.phase, "culprits": culprits, "shape": hang.kind}
         self.record.event("hang", text, gen=generation.number, **fields)
         for ident in culprits:
             self.staff.blame(self._member(ident).node, Fault.HANG, f"{ident}: {hang.why}")
