@@ -384,7 +384,8 @@ class Controller:
         elif not self.generations or self.generations[-1].step == self.view.checkpoint_step:
             needed = set()  # the state is durable
         for member in staff.on_nodes(staff.leaving):
-            if member.ident not in at_work and not (staff.is_keeper(member.ident) and member.node in needed):
+            kept = staff.is_keeper(member.ident) and member.node in needed
+            if member.ident not in at_work and not kept and staff.dispensable(member.ident):
                 self._dismiss(member.ident, "its node is to leave", generation)
         for ident in staff.quitting - at_work:
             staff.quitting.discard(ident)

@@ -66,6 +66,12 @@ class Staff:
         """Processes that have not answered yet."""
         return [m.ident for kind in self._kinds for m in kind.of(Life.STARTING)]
 
+    def dispensable(self, ident: str) -> bool:
+        """Whether a process on a node under notice can go as far as the data are concerned: a loader only when another
+        one, on a node that stays, is ready."""
+        staying = (member.node not in self.leaving for member in self.loaders.of(Life.READY))
+        return not self.is_loader(ident) or any(staying)
+
     def loader_handles(self) -> list[Any]:
         """Loaders that answer."""
         return [member.handle for member in self.loaders.of(Life.READY)]
@@ -141,7 +147,8 @@ class Staff:
     def _fill_loaders(self, usable: dict[str, int]) -> None:
         """Start missing loaders, each on the node with the fewest: the loss of one node must not take all."""
         staying = [node for node in self.capacity if node not in self.leaving]
-        for _ in range(self._job.data.loaders - len(list(self.loaders.of(Life.STARTING, Life.READY)))):
+        counted = [m for m in self.loaders.of(Life.STARTING, Life.READY) if m.node not in self.leaving]
+        for _ in range(self._job.data.loaders - len(counted)):
             if not staying:
                 return
             carried = self.loaders.per_node()
