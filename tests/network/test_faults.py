@@ -107,9 +107,9 @@ def test_the_head_loses_its_store_and_a_node_its_cable_and_both_come_back(
     with _trained(cluster, _config(tmp_path)) as running:
         restart = cluster.kill_gcs()
         generation = running.generation
-        _steps_on(running, 30)
+        _steps_on(running, 10)
         restart()
-        _steps_on(running, 30)
+        _steps_on(running, 10)
         assert running.generation == generation, "nobody in the generation needs the store"
 
         host = _host_of_rank(running, 1, cluster)
