@@ -1,7 +1,7 @@
 # make setup   a virtual environment in .venv with everything pinned
 # make demo    train on four local Ray nodes, lose one, go on
 # make test    format, lint, types, tests; make unit and make cluster run a part of them
-# make soak    kill 30 nodes at random moments, one after another (PLANARIA_KILLS, PLANARIA_SEED)
+# make soak    the cluster tests in their long form, with 30 random kills (PLANARIA_KILLS, PLANARIA_SEED)
 # make chaos   random faults of all kinds against one long job (SEED=1, FAULTS=200, KINDS=NodeKilled,WorkerFrozen,...)
 # make network cut, lossy and slow links between nodes in network namespaces (as root; needs iproute2 and iptables)
 # make bench   run every benchmark, render docs/benchmarks.md
@@ -85,7 +85,7 @@ cluster: setup
 	$(VENV)/bin/pytest -m cluster $(PYTEST_ARGS)
 
 soak: setup
-	PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster/test_random_kills.py
+	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster
 
 chaos: setup
 	PLANARIA_SEED=$(SEED) PLANARIA_FAULTS=$(FAULTS) PLANARIA_KINDS=$(KINDS) $(VENV)/bin/pytest -s tests/chaos
