@@ -178,6 +178,10 @@ class ElasticConfig(Section):
     )
     wait_s: float = Field(300.0, gt=0, description="longest wait for min_workers")
     settle_s: float = Field(5.0, ge=0, description="quiet time of the set of ready workers before the job grows")
+    autoscale: bool = Field(
+        True,
+        description="ask Ray's autoscaler for max_workers; the request is the whole cluster's, not the job's alone",
+    )
     orphan_s: float = Field(
         60.0, gt=0, description="how long training goes on without its controller, which returns if it can"
     )

@@ -89,6 +89,8 @@ class Controller:
         self._rollback: RollBack | None = None
         self._agreed = 0
         """Steps done when replicas were last found equal."""
+        self._undecided: set[int] = set()
+        """States that were gone back to because of replicas that differ, without a culprit."""
         self.seen = Observations(job)
         # Detached, it would stay for ever if nobody called for it: after its return, or after the end of the job.
         self._idle = self._leave_if_idle()
@@ -120,6 +122,7 @@ class Controller:
             self.custody.leave_out(journal.skips(rows))
             self.record.journal(journal.run_row(self.ticket.run_id, self._began, self.record.sizes()))
             self.custody.claim(f"{self.job.name} on {self.host}")
+            self.fleet.demand(self.job.elastic.max_workers)
             self._drive(self._return(past) if past is not None else None)
         except (JobFailed, PlanError, CheckpointError) as error:
             failure = error
@@ -127,6 +130,7 @@ class Controller:
             self.record.event("failed", str(error))
         finally:
             watch.close()
+            self.fleet.demand(0)
             self.staff.end_all()
             self.beacon.close()  # whoever could not be reached ends itself
         summary = self._summary(failure)
@@ -149,7 +153,7 @@ class Controller:
         while True:
             if generation is None:
                 self._await_workers()
-                if self._stop is not None:
+                if self._stop is not None and not self._unsaved():
                     self._enter(State.STOPPED)
                     self.record.event("stopped", f"stopped while no generation was running: {self._stop}")
                     return
@@ -190,7 +194,7 @@ class Controller:
     def _await_workers(self) -> None:
         """Return once a generation can be formed, or a stop was asked for."""
         limits, began, announced = self.job.elastic, time.monotonic(), False
-        while self._stop is None:
+        while self._stop is None or self._unsaved():
             self.staff.fill()
             self._release(None)
             ready, now = len(self.staff.slots()), time.monotonic()
@@ -206,6 +210,9 @@ class Controller:
             )
             if isinstance(decision, policy.Start):
                 return
+            if isinstance(decision, policy.GiveUp) and self._stop is not None:
+                self.generations[-1].pause_cause = ""  # what was not saved cannot be, any more
+                return
             if isinstance(decision, policy.GiveUp):
                 places = sum(self.staff.capacity.values())
                 trouble = f"; the last start that failed: {self.staff.trouble}" if self.staff.trouble else ""
@@ -218,6 +225,11 @@ class Controller:
                     f"{ready} of at least {limits.min_workers} workers left; waiting up to {limits.wait_s:g} s",
                 )
             self._hear(None, TICK_S)
+
+    def _unsaved(self) -> bool:
+        """Whether the newest state is in memory alone, since all had paused when the job was asked to stop."""
+        last = self.generations[-1] if self.generations else None
+        return last is not None and bool(last.pause_cause) and last.step != self.view.checkpoint_step
 
     def _launch(self) -> Generation:
         """Plan and start the next generation."""
@@ -594,7 +606,7 @@ class Controller:
             if isinstance(decision, RollBack):
                 self._rollback = decision
         before = {item.rank for item in self.seen.standing.stragglers}
-        standing = self.seen.slow(dict(enumerate(generation.nodes)))
+        standing = self.seen.slow(generation)
         for item in standing.stragglers if standing else ():
             if item.rank not in before:
                 text = f"rank {item.rank} on node {item.node[:8]} computes {item.ratio:.1f} times as long as the others"
@@ -610,6 +622,13 @@ class Controller:
             self.record.event("replicas_differ", text, gen=generation.number, **fields)
             # The numbers that were wrong have been in the gradients of all since some step after the last comparison.
             agreed = max((step for step in self.custody.states() if step <= self._agreed), default=0)
+            if not odd and agreed in self._undecided:
+                raise JobFailed(
+                    f"{text}, and they differed before after going back to step {agreed}; with layout.dp_replicate of "
+                    f"3 or more the one that is wrong can be told. Take out the nodes one by one: {generation.nodes}"
+                )
+            if not odd:
+                self._undecided.add(agreed)
             self._rollback = self._rollback or RollBack(agreed, message["step"], message["step"] - 1)
             for ident in odd:
                 self.staff.blame(self._member(ident).node, Fault.CHECKSUM, text)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,7 +64,8 @@ class Observations:
         if message["step"] == generation.start_step:
             return
         rank = message["rank"]
-        self._compute.setdefault(rank, []).append(message["compute_s"])
+        if message["compute_s"] is not None:  # on a GPU it is measured now and then
+            self._compute.setdefault(rank, []).append(message["compute_s"])
         if rank == 0:
             self.step_s.append(message["step_s"])
             self._skipped.discard(message["step"])
@@ -99,12 +100,13 @@ class Observations:
 
     # -- stragglers --------------------------------------------------------------------------------
 
-    def slow(self, nodes: Mapping[int, str]) -> Standing | None:
+    def slow(self, generation: Generation) -> Standing | None:
         """Who is slow, once a window is full; None in between."""
+        nodes, members = dict(enumerate(generation.nodes)), dict(enumerate(generation.members))
         if len(nodes) < 2 or any(len(self._compute.get(rank, ())) < WINDOW for rank in nodes):
             return None
         times, self._compute = self._compute, {}
-        self.standing = judge(times, nodes, self.standing, self.job.elastic.straggler_ratio)
+        self.standing = judge(times, nodes, self.standing, self.job.elastic.straggler_ratio, members)
         return self.standing
 
     # -- numerical faults --------------------------------------------------------------------------

@@ -104,6 +104,8 @@ class Fleet:
 
     def demand(self, workers: int) -> None:
         """Tell Ray's autoscaler that the job can use so many workers, whatever runs now; 0: it needs none any more."""
+        if not self._job.elastic.autoscale:
+            return
         bundle = {name: math.ceil(amount) for name, amount in self._scaling.resources.items() if amount > 0}
         with contextlib.suppress(Exception):  # a cluster without an autoscaler has nobody to hear it
             request_resources(bundles=[bundle] * workers)

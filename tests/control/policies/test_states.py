@@ -29,8 +29,8 @@ def test_only_what_the_table_holds_is_legal():
 
 
 def test_the_message_says_what_is_possible():
-    with pytest.raises(IllegalTransition, match="from stopping: stopped, finished, recovering, failed"):
-        check(State.STOPPING, State.FORMING)
+    with pytest.raises(IllegalTransition, match="from stopping: forming, stopped, finished, recovering, failed"):
+        check(State.STOPPING, State.RUNNING)
     with pytest.raises(IllegalTransition, match="from finished: none"):
         check(State.FINISHED, State.FORMING)
 

@@ -71,6 +71,7 @@ TRANSITIONS: Mapping[tuple[State, State], str] = MappingProxyType(
         (_C, _W): "fewer than min_workers left",
         (_C, State.STOPPED): "asked to stop while none trained",
         (_C, State.FAILED): "failures without progress exceed the budget",
+        (_S, _F): "all had paused before they heard of it: once more, to save",
         (_S, State.STOPPED): "checkpoint at the step boundary",
         (_S, State.FINISHED): "the last step was under way",
         (_S, _C): "a member lost meanwhile",
