@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,7 @@ def sound_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     failures: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
     yield
-    assert not failures, failures[0].exc_value
+    assert not failures, "".join(traceback.format_exception(failures[0].exc_value))
 
 
 @pytest.fixture

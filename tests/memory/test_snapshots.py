@@ -35,6 +35,8 @@ class Drainer:
         """(step, whether its bytes stayed as they were)."""
 
     def __call__(self, stack: Stack, buffer: int, message: dict[str, int]) -> None:
+        if buffer >= len(stack.buffers):
+            return  # its node was lost before it began
         data = stack.buffers[buffer].data
         before = bytes(data)
         self.go.wait(20)
