@@ -1,26 +1,28 @@
 # make setup   a virtual environment in .venv with everything pinned
 # make demo    train on four local Ray nodes, lose one, go on
-# make test    format, lint, types, tests
-# make soak    kill 30 nodes at random moments, one after another (PLANARIA_KILLS, PLANARIA_SEED)
+# make test    format, lint, types, tests; make unit and make cluster run a part of them
+# make soak    the cluster tests in their long form, with 30 random kills (PLANARIA_KILLS, PLANARIA_SEED)
 # make chaos   random faults of all kinds against one long job (SEED=1, FAULTS=200, KINDS=NodeKilled,WorkerFrozen,...)
 # make network cut, lossy and slow links between nodes in network namespaces (as root; needs iproute2 and iptables)
 # make bench   run every benchmark, render docs/benchmarks.md
 #
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
 # PIP_ARGS=...     more arguments for pip install, e.g. an index that holds CPU-only wheels of torch
-# PYTEST_ARGS=...  more arguments for pytest, e.g. -m 'not cluster'
+# PYTEST_ARGS=...  more arguments for pytest, e.g. -k checkpoint
+# JOBS=...         test processes of make unit (default: 2)
 # BENCH_ARGS=...   more arguments for every benchmark, e.g. --quick
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test soak chaos network lint format bench clean
+.PHONY: help setup demo test unit cluster soak chaos network lint format bench clean
 
 VENV := .venv
 STAMP := $(VENV)/.complete
 PYTHON ?=
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= 2
 BENCH_ARGS ?=
 SEED ?= 1
 FAULTS ?= 200
@@ -73,11 +75,17 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-test: lint
-	$(VENV)/bin/pytest $(PYTEST_ARGS)
+test: lint unit cluster
+
+unit: setup
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile -m 'not cluster' $(PYTEST_ARGS)
+
+# One at a time: every one of these starts a cluster of many processes.
+cluster: setup
+	$(VENV)/bin/pytest -m cluster $(PYTEST_ARGS)
 
 soak: setup
-	PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster/test_random_kills.py
+	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster
 
 chaos: setup
 	PLANARIA_SEED=$(SEED) PLANARIA_FAULTS=$(FAULTS) PLANARIA_KINDS=$(KINDS) $(VENV)/bin/pytest -s tests/chaos

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 import _report as report
-from _checkpoint import loads, saves, seaweed
+from _checkpoint import loads, saves, seaweed, steps
 from _checkpoint.pool import Absent, Pool
 from _checkpoint.work import Work
 from _runs import scratch
@@ -29,6 +29,8 @@ SOURCES = {"dp4": saves.SAVED, "tp2 x pp2": Layout(pp=2, tp=2)}
 DCP_MODES = ("dcp save", "dcp async thread", "dcp async process")
 SAVES = tuple(saves.CONTENDERS)
 LOADS = tuple(loads.CONTENDERS)
+STEPS = tuple(steps.EVERY)
+PAIRS, PAIR_S = 3, 240.0
 ABOUT = """\
 Parameters and both moments of a small decoder in float32, held as FSDP2 shards by four processes on gloo. `stall`:
 seconds for which the slowest rank's training thread stands still per checkpoint. `durable`: seconds until the
@@ -37,8 +39,9 @@ the time until `async_save` returns; nothing else runs until they are done. Plan
 into shared memory; the vault is written from there by the node's keeper while training goes on. `memcpy` copies the
 same bytes into memory that was touched before; `disk` writes them to one file per rank, with fsync. Loading: three
 processes read what four wrote in another layout, from the page cache into memory that was touched before; Planaria
-verifies every block; `raw` reads as many bytes without looking at them, in large calls. Contenders run one at a time,
-in turns; the first round of each (allocations, connections) does not count. Figures are ratios of medians."""
+verifies every block; `raw` reads as many bytes without looking at them, in large calls. Steps: the demo's model on a
+local cluster, time from step to step once it runs steadily. Contenders run one at a time, in turns; the first round
+of each (allocations, connections) does not count. Figures are ratios of medians."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +65,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="a quarter of the state, three rounds, under three minutes"
     )
-    parser.add_argument("--only", action="append", choices=[*SAVES, *LOADS], help="run only these; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=[*SAVES, *LOADS, *STEPS], help="run only these; may be repeated"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report here")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -87,6 +92,8 @@ def measure_all(options: argparse.Namespace, work: Work, console: Console) -> li
         bench = _Bench(folder, environment, options.rounds, deadline, console)
         rows += bench.saves(work, chosen, absent)
         rows += bench.loads(work, [name for name in LOADS if not options.only or name in options.only])
+        pairs = 1 if options.quick else PAIRS
+        rows += bench.steps(pairs, [name for name in STEPS if not options.only or name in options.only])
     return rows
 
 
@@ -146,6 +153,26 @@ class _Bench:
             pool.close()
         return rows
 
+    def steps(self, pairs: int, names: list[str]) -> list[dict[str, Any]]:
+        """Runs of the demo's job, in turns, each pair on a cluster of its own."""
+        rows: list[dict[str, Any]] = []
+        for turn in range(1, pairs + 1 if names else 1):
+            order = names if turn % 2 else names[::-1]
+            found: dict[str, Any] = {}
+            try:
+                self._check(None)
+                limit_s = min(PAIR_S, self._deadline - time.monotonic())
+                folder = self._folder / f"steps-{turn}"
+                found = {
+                    name: {"step": seconds}
+                    for name, seconds in steps.measure(folder, self._environment, order, limit_s).items()
+                }
+            except Absent as error:
+                found = {name: {"absent": str(error)} for name in names}
+            for name in order:
+                rows += self._note({"contender": name, "round": turn, **found[name]}, True)
+        return rows
+
     def _pool(self, world: int) -> Pool:
         return Pool(world, self._folder, self._environment)
 
@@ -161,7 +188,7 @@ class _Bench:
             raise Absent(f"no time left of the {QUICK_S:.0f} s of --quick")
 
     def _note(self, row: dict[str, Any], counts: bool) -> list[dict[str, Any]]:
-        shown = {key: report.number(row[key]) for key in ("stall", "durable", "load") if key in row}
+        shown = {key: report.number(row[key]) for key in ("stall", "durable", "load", "step") if key in row}
         self._console.print(f"round {row['round']}: {row['contender']}: {row.get('absent') or shown}")
         return [row] if counts else []
 
@@ -183,6 +210,9 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
     reshard = [report.ratio(load.get(f"raw, {source}"), load.get(f"planaria, {source}")) for source in SOURCES]
     if known := [value for value in reshard if value is not None]:
         figures["reshard_load_vs_disk"] = min(known)
+    step = {name: report.spread(_values(rows, name, "step")) for name in names}
+    overhead = report.ratio(step.get("steps with snapshots"), step.get("steps without snapshots"))
+    figures["snapshot_step_overhead"] = overhead
     return report.Report(
         name="checkpoint",
         title="Checkpoints",
@@ -197,6 +227,7 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
             for table in (
                 _save_table(names, stall, durable, work),
                 _load_table(names, load, work),
+                _step_table(names, step),
                 _absent(rows),
                 _settings(work),
             )
@@ -241,6 +272,12 @@ def _save_table(names: list[str], stall: Mapping[str, Any], durable: Mapping[str
 def _load_table(names: list[str], load: Mapping[str, Any], work: Work) -> report.Table:
     lines = [[name, str(load[name]), _rate(work.nbytes, load[name])] for name in names if load[name] is not None]
     return report.Table("Loading into dp3", ("contender, source", "seconds", "GB/s"), lines)
+
+
+def _step_table(names: list[str], step: Mapping[str, Any]) -> report.Table:
+    lines = [[name, str(step[name])] for name in names if step[name] is not None]
+    title = f"Steps of the demo's job by {steps.WORKERS} workers; a snapshot after every step, or none"
+    return report.Table(title, ("contender", "s per step"), lines)
 
 
 def _absent(rows: list[dict[str, Any]]) -> report.Table:

@@ -41,11 +41,13 @@ goes that has lived longest. Both contenders are measured in the same way, from 
 completed: `goodput` is the sum of the durations of the steps that count over the wall time from the first completed
 step to the end. A step counts if it was not undone, that is, if no later step has the same or a lower number; its
 duration is the time since the step before it in the same incarnation (so waiting for data and for checkpoints is in
-it), and for the first step of an incarnation the median of that number of workers. `at undisturbed pace` counts every
+it), and for the first step of an incarnation the median of that number of workers. `at calm pace` counts every
 step that counts with the median duration before the first fault instead, so that the slowness of a disturbed machine
 counts as lost, too: start-ups of processes take the cores from training where all nodes share one machine. Steps since
 the last checkpoint that an outage at the very end would undo count all the same. Contenders run one at a time, in
-turns. `goodput_vs_ray_train` is the ratio of the medians of `goodput`."""
+turns. `committed`: steps that count, of all that were `done`. `worst gap`: the longest time without a completed step.
+`goodput_vs_ray_train` is the ratio of the medians of `goodput`. Planaria's own account is stricter: it counts neither
+waiting for data nor for snapshots as productive, and begins with the start of the job."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -200,12 +202,11 @@ def _spread(rows: list[dict[str, Any]], name: str, key: str) -> report.Spread | 
 
 COLUMNS = {
     "goodput": "goodput",
-    "at undisturbed pace": "at_undisturbed_pace",
-    "committed steps": "committed",
-    "steps done": "steps",
-    "s per undisturbed step": "undisturbed_step_seconds",
-    "longest outage, s": "longest_outage_seconds",
-    "load before": "load",
+    "at calm pace": "at_undisturbed_pace",
+    "committed": "committed",
+    "done": "steps",
+    "calm step, s": "undisturbed_step_seconds",
+    "worst gap, s": "longest_outage_seconds",
 }
 
 

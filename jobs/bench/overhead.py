@@ -1,6 +1,6 @@
 """Overhead of the controller with everything on, beside a bare ``torchrun`` script of the same work.
 
-``python jobs/bench/overhead.py [--pairs 5] [--quick] [--json FILE]``
+``python jobs/bench/overhead.py [--pairs 5] [--ranks 2] [--quick] [--json FILE]``
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ NAMES = ("planaria", "torchrun")
 MODULES = {"planaria": "planaria_job", "torchrun": "bare"}
 LIMIT_S = 240.0
 QUICK_S = 170.0
-WARM_UP = 10
-"""First steps that are not measured: memory is touched and code is loaded in them."""
+WARM_UP = 100
+"""First steps that are not measured: nodes and spare processes are still starting on the same cores."""
+LEAST = 20
+"""Steps that must be left to measure."""
 ABOUT = """\
 The same model class, FSDP2 units, layout, global batches, optimizer and number of threads, under Planaria's controller
 with everything on (loaders, a snapshot after every step, its copy on another node, checkpoints, the ledger) and in a
 bare `torchrun` script with none of it. Runs come in pairs, one after the other, and which is first alternates, as the
-load that other programs put on the machine changes. `s per step`: wall time over steps, after a warm-up of ten, stalls
-for checkpoints included. `overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's.
-Keepers, loaders and controller have no cores of their own here: what they compute is in the figure."""
+load that other programs put on the machine changes. `s per step`: wall time over steps, stalls for checkpoints
+included, after a warm-up of a hundred steps in which nodes and spare processes are still starting.
+`overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's. Keepers, loaders,
+controller and the processes of two Ray nodes have no cores of their own where there are no more cores than ranks: what
+they compute is in the figure then. With `--ranks 1` on two cores they have one, as they have beside accelerators."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,20 +62,30 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Step time under the controller beside a bare torchrun script.")
     parser.add_argument("--pairs", type=int, default=5, help="paired runs (default: 5)")
-    parser.add_argument("--steps", type=int, default=100, help="steps of a run (default: 100)")
+    parser.add_argument("--steps", type=int, default=180, help="steps of a run, warm-up included (default: 180)")
+    parser.add_argument("--ranks", type=int, default=2, choices=(1, 2), help="training processes (default: 2)")
     parser.add_argument("--quick", action="store_true", help="shorter runs, under three minutes in all")
     parser.add_argument("--json", metavar="FILE", help="write the report here")
     parser.add_argument("--logs", metavar="FOLDER", type=Path, help="keep the output of every run here")
     options = parser.parse_args(arguments)
-    if options.pairs < 1 or options.steps < 2 * WARM_UP:
-        parser.error(f"--pairs must be at least 1, and --steps {2 * WARM_UP}")
+    if options.pairs < 1 or options.steps < WARM_UP + LEAST:
+        parser.error(f"--pairs must be at least 1, and --steps {WARM_UP + LEAST}")
     return options
 
 
 def planned(options: argparse.Namespace) -> Work:
-    """The demo's model and batch on two ranks."""
-    steps = min(options.steps, 50) if options.quick else options.steps
-    return Work("", nodes=2, global_batch=64, micro_batch=32, steps=steps, checkpoint_every=25, kill_after=0)
+    """The demo's model and batch on two nodes, so that copies have a node to go to, also with one rank."""
+    steps = min(options.steps, WARM_UP + 2 * LEAST) if options.quick else options.steps
+    return Work(
+        "",
+        nodes=2,
+        workers=options.ranks,
+        global_batch=64,
+        micro_batch=32,
+        steps=steps,
+        checkpoint_every=25,
+        kill_after=0,
+    )
 
 
 def measure_all(options: argparse.Namespace, work: Work, console: Console) -> list[dict[str, Any]]:
@@ -109,7 +123,7 @@ def run(name: str, work: Work, limit_s: float, logs: Path | None) -> dict[str, A
 def planaria_figures(work: Work) -> dict[str, Any]:
     """What the records of a run say, of the generation that had all workers."""
     events = read_lines(run_dir(work) / "events.jsonl")
-    whole = {e["gen"] for e in events if e["event"] == "generation" and len(e["workers"]) == work.nodes}
+    whole = {e["gen"] for e in events if e["event"] == "generation" and len(e["workers"]) == work.workers}
     rows = [row for row in read_lines(run_dir(work) / "metrics.jsonl") if row["gen"] in whole]
     if len({row["gen"] for row in rows}) > 1:
         raise ValueError("it was disturbed: more than one generation had all workers")
@@ -123,7 +137,8 @@ def planaria_figures(work: Work) -> dict[str, Any]:
 def peer_figures(work: Work) -> dict[str, Any]:
     """What the trace of a peer says."""
     rows = read_lines(work.path / "steps.jsonl")
-    return pace([Step(row["step"], row["time"], row["inc"]) for row in rows]) | {"layout": f"dp_shard{work.nodes}"}
+    found = pace([Step(row["step"], row["time"], row["inc"]) for row in rows])
+    return found | {"layout": f"{rows[0]['world']} rank(s), FSDP2"}
 
 
 def pace(steps: Sequence[Step]) -> dict[str, Any]:
@@ -133,7 +148,7 @@ def pace(steps: Sequence[Step]) -> dict[str, Any]:
         ValueError: there are too few steps.
     """
     times = [step.time for step in steps[WARM_UP - 1 :]]
-    if len(times) < WARM_UP:
+    if len(times) <= LEAST:
         raise ValueError(f"only {len(steps)} undisturbed steps")
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     mean = (times[-1] - times[0]) / len(gaps)
@@ -175,16 +190,16 @@ def _pairs(rows: list[dict[str, Any]]) -> report.Table:
         ]
         for pair, found in ratios(rows, "step_seconds").items()
     ]
-    columns = ("pair", *(f"{name}, s per step" for name in NAMES), "ratio", *(f"load before {name}" for name in NAMES))
+    columns = ("pair", *(f"{name}, s per step" for name in NAMES), "ratio", *(f"load, {name}" for name in NAMES))
     return report.Table("Pairs", columns, lines)
 
 
 def _comparison(rows: list[dict[str, Any]]) -> report.Table:
     columns = {
         "s per step": "step_seconds",
-        "median step, s": "median_step_seconds",
-        "of which data wait": "data_wait_s",
-        "of which snapshot": "snapshot_s",
+        "median step": "median_step_seconds",
+        "data wait": "data_wait_s",
+        "snapshot": "snapshot_s",
     }
     lines = []
     for name in NAMES:
@@ -206,7 +221,8 @@ def _absent(rows: list[dict[str, Any]]) -> report.Table:
 def _work(work: Work) -> dict[str, Any]:
     job = work.job("bench")
     return {
-        "ranks": work.nodes,
+        "ranks": work.workers,
+        "nodes": work.nodes,
         "model": work.preset,
         "data": "scenes",
         "global_batch": work.global_batch,

@@ -79,6 +79,8 @@ def test_figures_are_ratios_of_medians() -> None:
             "planaria, dp4": {"load": 1.6},
             "raw, tp2 x pp2": {"load": 1.0},
             "planaria, tp2 x pp2": {"load": 2.0},
+            "steps without snapshots": {"step": 0.5},
+            "steps with snapshots": {"step": 0.625},
         }.items()
     ]
     result = checkpoint.build_report(rows, TINY, "2026-01-01")
@@ -88,5 +90,6 @@ def test_figures_are_ratios_of_medians() -> None:
         "stall_vs_best_dcp": 0.5,
         "vault_write_vs_disk": 1.25,
         "reshard_load_vs_disk": 0.5,
+        "snapshot_step_overhead": 1.25,
     }
     assert ["planaria vault on s3", "not here"] in [list(row) for table in result.tables for row in table.rows]

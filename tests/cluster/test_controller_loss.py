@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.forms import long_form
 from tests.support.runs import Run, expected_ids, job, train_with, wait_for
 
 from planaria.observe.record import read_lines
@@ -69,6 +70,7 @@ def test_training_goes_on_while_the_controller_is_gone_and_it_takes_the_generati
     assert run.of("checkpoint")[-1]["step"] == 250
 
 
+@long_form
 def test_a_worker_lost_together_with_the_controller_is_noticed_when_it_returns(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -108,7 +110,7 @@ def steps_done(run_dir: Path) -> int:
     return len(read_lines(run_dir / "metrics.jsonl"))
 
 
-@pytest.mark.parametrize("choice", ["stop", "continue"])
+@pytest.mark.parametrize("choice", ["stop", pytest.param("continue", marks=long_form)])
 def test_a_job_whose_driver_is_killed_ends_with_a_checkpoint_or_goes_on(
     cluster: LocalCluster, tmp_path: Path, choice: str
 ) -> None:

@@ -102,3 +102,15 @@ def test_steps_evaluation_and_skipped_steps_reach_the_account(book: Book) -> Non
     book.chronicle.take("worker-0", {"t": "eval", "gen": 1, "rank": 0, "step": 2, "accuracy": 1.0, "chance": 0.5})
     spent = book.chronicle.account.view(time.monotonic() + 100)
     assert 0.01 <= spent["evaluation"] < 50 < 99 < spent["under_way"]
+
+
+def test_the_account_survives_the_controller(book: Book) -> None:
+    sizes = RunRecord(book.folder).sizes()
+    book.chronicle.take("worker-0", step(1, 0))
+    spent = book.status.goodput
+    later = Chronicle(JOB, RunRecord(book.folder), Status(total_steps=9), book.generations, lambda: None)
+    later.returned(sizes)
+    again = later.account.view(time.monotonic())
+    assert again["productive"] == pytest.approx(spent["productive"], abs=1e-3)
+    assert again["startup"] == pytest.approx(spent["startup"], abs=1e-3)
+    assert again["under_way"] + again["other"] > 0

@@ -164,3 +164,18 @@ def test_who_is_dismissed_is_no_stain_on_its_node_and_a_leaving_node_gets_nobody
     assert not staff.trust.suspects()
     staff.fill()
     assert all(member.node != node for kind in staff._kinds for member in kind.of(Life.STARTING))
+
+
+def test_a_loader_under_notice_stays_until_another_one_is_ready(staff: Staff) -> None:
+    at_work(staff)
+    nodes = {member.ident: member.node for member in staff.loaders.of(Life.READY)}
+    assert len(set(nodes.values())) == 2
+    staff.notices({nodes["loader-0"]: None, nodes["loader-1"]: None})
+    assert not staff.dispensable("loader-0")
+    staff.nodes({**staff.capacity, "c": 1})
+    staff.fill()
+    fresh = [member for member in staff.loaders.of(Life.STARTING)]
+    assert {member.node for member in fresh} == {"c"}
+    assert not staff.dispensable("loader-0"), "it is not ready yet"
+    staff.started(Started(fresh[0].ident, Hello(1, "c")))
+    assert staff.dispensable("loader-0")

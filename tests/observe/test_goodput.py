@@ -197,6 +197,32 @@ def test_a_planned_change_of_size_is_no_recovery_and_loses_nothing():
     assert spent(account, 114.4) == {"startup": 10, "productive": 3, "resize": 1.4}
 
 
+def test_nodes_that_leave_as_announced_cost_no_recovery():
+    account = begun()
+    account.enter("draining", 111.0)
+    account.enter("forming", 111.5)
+    account.begin(1, 111.5)
+    account.step(1, 1.0, 0.0, 0.0, 113.0)
+    assert spent(account, 113.0) == {"startup": 10, "productive": 2, "resize": 1.0}
+
+
+def test_a_controller_that_returns_goes_on_with_its_account():
+    before = begun()
+    before.step(1, 1.0, 0.0, 0.0, 112.0)
+    account = Account(5000.0)  # another clock
+    account.resume(before.view(112.5), away_s=3.0, training=True)
+    assert spent(account, 5000.0) == {"startup": 10, "productive": 2, "other": 3.5}
+    for step in (2, 3, 4):  # were done meanwhile, and are told all at once
+        account.step(step, 1.0, 0.25, 0.0, 5000.25)
+    account.step(5, 1.0, 0.0, 0.0, 5001.25)
+    assert spent(account, 5001.25) == {"startup": 10, "productive": 2 + 3.25, "data_wait": 0.75, "other": 0.75}
+    idle = Account(0.0)
+    idle.resume(before.view(112.0), away_s=3.0, training=False)
+    idle.begin(2, 1.0)
+    idle.step(2, 1.0, 0.0, 0.0, 3.0)
+    assert spent(idle, 3.0) == {"startup": 10, "productive": 3, "other": 3, "recovery_plan": 1, "recovery_form": 1}
+
+
 def test_the_end_of_a_job_is_evaluation_and_its_last_checkpoint():
     account = begun()
     account.evaluation(True, 111.5)

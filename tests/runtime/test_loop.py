@@ -142,8 +142,17 @@ def test_numbers_that_are_not_finite_are_null_in_messages(monkeypatch) -> None:
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (1, [1, 2, 3, 4]), (3, [3])])
 def test_replicas_are_compared_as_often_as_asked(monkeypatch, every: int, steps: list[int]) -> None:
     job = parse(JOB.model_dump() | {"health": {"check_replicas_every": every}})
-    engine = Engine()
-    _, said, _ = run(monkeypatch, engine, job, loop.Requests())
+    places: list[tuple[int, str, int]] = []
+    at: list[tuple[int, str, int]] = []
+
+    class Watched(Engine):
+        def compare_replicas(self) -> Comparison | None:
+            at.append(places[-1])
+            return super().compare_replicas()
+
+    engine = Watched()
+    _, said, _ = run(monkeypatch, engine, job, loop.Requests(), at=lambda *place: places.append(place))
+    assert at == [(step, "agree", 0) for step in steps], "who still keeps the step before is behind"
     told = [message for message in said if message["t"] == "replicas"]
     assert [message["step"] for message in told] == engine.compared == steps
     for message in told:

@@ -46,6 +46,18 @@ def test_a_word_is_told_once_unless_it_is_said_again(line: tuple[Progress, Words
         assert said.get(timeout=LIMIT_S)["phase"] == "checkpoint"
 
 
+def test_the_begin_of_an_evaluation_is_told_at_once_and_its_micro_batches_are_not() -> None:
+    said: Words = queue.Queue()
+    progress = Progress(said.put, 9, every_s=1000.0)
+    for phase in ("data", "step", "keep", "checkpoint", "evaluate"):
+        progress.at(9, phase)
+    for micro in range(1, 4):
+        progress.at(9, "evaluate", micro)
+    assert [said.get_nowait()["phase"] for _ in range(2)] == ["checkpoint", "evaluate"]
+    assert said.empty()
+    progress.close()
+
+
 def test_nothing_is_said_and_no_thread_is_left_after_the_end() -> None:
     said: Words = queue.Queue()
     before = threading.active_count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -68,3 +69,12 @@ def test_loaders_that_change_while_the_groups_form_are_used(stage: Stage, told_f
     assert feed._loaders == used
     stage.worker.set_loaders(2, ["newer"])
     assert feed._loaders == ["newer"]
+
+
+def test_windows_of_an_order_reach_the_loaders_as_numbers_of_batches(stage: Stage) -> None:
+    asked: list[int] = []
+    loader: Any = SimpleNamespace(build=SimpleNamespace(remote=lambda number, *_: asked.append(number)))
+    order = dataclasses.replace(stage.order(1), loaders=[loader], skips=((1, 2), (4, 4)))
+    feed = stage.worker._open_feed(order, Groups(order.rendezvous, stage.worker.device))
+    feed.ask(0)
+    assert asked == [0, 3, 5]

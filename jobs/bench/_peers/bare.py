@@ -27,7 +27,13 @@ def run(work: Work) -> None:
     Raises:
         RuntimeError: it failed.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={work.nodes}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={work.workers or work.nodes}",
+    ]
     code = subprocess.run(
         [*command, "-m", "_peers.bare_script", work.as_json()], env=os.environ, check=False
     ).returncode

@@ -73,7 +73,7 @@ def endure(work: Work, cluster: BenchCluster, fit: Callable[[], object], complet
     began = time.monotonic()
     story = [(at, kind) for outage in work.outages for at, kind in zip(outage, ("lost", "returned"), strict=True)]
     for at, kind in sorted([*((at, kind) for at, kind in story if at < work.lasts_s), (work.lasts_s, "end")]):
-        sleep_until(lambda due=began + at: time.monotonic() >= due)  # type: ignore[misc]
+        sleep_until(lambda due=began + at: time.monotonic() >= due)
         note(work, {"time": time.time(), "kind": kind, "due": at})
         if kind == "lost":
             cluster.kill_node(cluster.nodes[0])

@@ -35,7 +35,7 @@ def run(work: Work) -> None:
     from _peers.cluster import local_cluster
     from planaria.trainer import ElasticTrainer
 
-    workers: Any = (1, work.nodes)  # Ray documents the range, its annotation does not
+    workers: Any = (1, work.workers or work.nodes)  # Ray documents the range, its annotation does not
     with local_cluster(work.nodes) as cluster:
         trainer = ElasticTrainer(
             work.job(NAME),

@@ -19,6 +19,8 @@ class Work:
     folder: str
     """Scratch folder of one run: logs, checkpoints."""
     nodes: int = 3
+    workers: int = 0
+    """How many of the nodes carry a worker; 0: all."""
     preset: str = "llava-tiny"
     global_batch: int = 24
     micro_batch: int = 8
@@ -50,7 +52,7 @@ class Work:
                     "micro_batch": self.micro_batch,
                     "precision": "fp32",
                 },
-                "elastic": {"min_workers": 1, "max_workers": self.nodes},
+                "elastic": {"min_workers": 1, "max_workers": self.workers or self.nodes},
                 "checkpoint": {"every": self.checkpoint_every},
                 "evaluate": {"samples": 0, "at_end": False},
                 "storage": self.folder,

@@ -12,6 +12,7 @@ from planaria.control.generation import Generation
 from planaria.control.status import Status, generation_row
 from planaria.observe.goodput import Account
 from planaria.observe.record import RunRecord
+from planaria.observe.text import percent
 
 Message = dict[str, Any]
 BAD_FLOOR = 1000
@@ -73,7 +74,7 @@ class Chronicle:
             case "eval" if first_rank:
                 self.account.evaluation(False, now)
                 self.evaluation = {k: v for k, v in message.items() if k not in ("t", "gen", "rank")}
-                text = f"held out: {message['accuracy']:.1%} right, chance {message['chance']:.1%}"
+                text = f"held out: {percent(message['accuracy'])} right, chance {percent(message['chance'])}"
                 self._tell("evaluation", text, message)
 
     def _step(self, generation: Generation, message: Message) -> None:
@@ -122,6 +123,9 @@ class Chronicle:
             elif row["event"] == "evaluation":
                 self.evaluation = {k: v for k, v in row.items() if k not in ("time", "event", "text", "gen")}
         self._status.bad_samples = len(self._bad)
+        if accounts := self._record.rows("goodput", sizes.get("goodput", 0)):
+            training = bool(self._generations) and self._generations[-1].first_step_at is not None
+            self.account.resume(accounts[-1], time.time() - accounts[-1]["time"], training)
 
     def _account_step(self, message: Message) -> None:
         now = time.monotonic()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from enum import StrEnum
 from typing import Any
 
 import ray
@@ -25,9 +24,17 @@ from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
 from planaria.control.journal import Past
 from planaria.control.members import Life, Member
+from planaria.control.observations import Observations
+from planaria.control.policies.drain import Leave, Stay, drain
+from planaria.control.policies.hang import Hang
+from planaria.control.policies.numerics import RollBack
+from planaria.control.policies.quarantine import Fault
+from planaria.control.policies.states import TRANSITIONS, State, check
+from planaria.control.stacks import write_stacks
 from planaria.control.staff import Staff
 from planaria.control.status import Status, generation_row
 from planaria.control.ticket import Ticket
+from planaria.data.skips import without_steps
 from planaria.memory.recall import MemorySource
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import ModelFacts, PlanError, plan
@@ -41,26 +48,9 @@ from planaria.state.errors import CheckpointError
 
 SETTLE_S = 10.0
 """A starting job waits this long for one more worker before it begins below its maximum."""
-RESTORE_LIMIT_S = 1800.0
-"""Longest time from forming to the first step, where ``elastic.hang_s`` is shorter."""
 TICK_S = 0.25
 ADOPT_S = 10.0
 """A process that takes longer to answer a controller that has returned counts as lost."""
-
-
-class State(StrEnum):
-    """Stations of a job."""
-
-    WAITING = "waiting"
-    FORMING = "forming"
-    RUNNING = "running"
-    RECOVERING = "recovering"
-    RESIZING = "resizing"
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    FAILED = "failed"
 
 
 class Controller:
@@ -94,7 +84,12 @@ class Controller:
         self._driverless = False
         self._cause, self._planned = "start", True
         self._change_at: float | None = None
-        self._began, self._driver_at = time.time(), time.monotonic()
+        self._began = time.time()
+        self._driver_at = self._entered_at = time.monotonic()
+        self._rollback: RollBack | None = None
+        self._agreed = 0
+        """Steps done when replicas were last found equal."""
+        self.seen = Observations(job)
         # Detached, it would stay for ever if nobody called for it: after its return, or after the end of the job.
         self._idle = self._leave_if_idle()
 
@@ -120,7 +115,9 @@ class Controller:
         watch = NodeWatch(self.fleet, lambda *seen: self.events.put(NodesSeen(*seen)), self.staff.trust.suspects)
         failure: Exception | None = None
         try:
-            past = journal.read(self.record.rows("journal"), self.ticket.run_id)
+            rows = self.record.rows("journal")
+            past = journal.read(rows, self.ticket.run_id)
+            self.custody.leave_out(journal.skips(rows))
             self.record.journal(journal.run_row(self.ticket.run_id, self._began, self.record.sizes()))
             self.custody.claim(f"{self.job.name} on {self.host}")
             self._drive(self._return(past) if past is not None else None)
@@ -236,6 +233,7 @@ class Controller:
         )
         number = len(self.generations) + 1
         keepers = self.staff.keeper_addresses()
+        self._go_back()
         source = self.custody.newest()
         step = step_of(source)
         generation = Generation(number, chosen, self._cause, self._planned, step, self._change_at, step=step)
@@ -266,8 +264,10 @@ class Controller:
         generation.nodes, generation.token = nodes, f"{self.ticket.run_id}-{number}"
         self.record.journal(journal.generation_row(generation))
         durable = None if isinstance(source, MemorySource) else source
+        # Longer than a hang may last, so that it is judged by what all ranks say, before a collective gives up.
+        timeout_s = 1.5 * self.job.elastic.hang_s + 5.0
         for rank, ident in enumerate(chosen.ranks):
-            rendezvous = Rendezvous(number, rank, chosen.layout, self.host, self.store.port, self.job.elastic.hang_s)
+            rendezvous = Rendezvous(number, rank, chosen.layout, self.host, self.store.port, timeout_s)
             strict = number == 1
             self._order(
                 ident,
@@ -281,12 +281,27 @@ class Controller:
                     source,
                     durable,
                     strict,
+                    skips=self.custody.windows,
                     gpus=self._member(ident).gpus,
                 ),
             )
         self.custody.begun(generation, source)
         self.chronicle.account.begin(step, time.monotonic())
         return generation
+
+    def _go_back(self) -> None:
+        """Give up the newest states, if they are no good."""
+        back, self._rollback = self._rollback, None
+        if back is None:
+            return
+        self.custody.rewind(back.to_step, len(self.generations))
+        text = f"going back to step {back.to_step}"
+        if back.first <= back.last:
+            windows = without_steps(self.custody.windows, back.first, back.last)
+            self.custody.leave_out(windows)
+            self.record.journal(journal.skips_row(windows))
+            text += f"; the data of steps {back.first} to {back.last}, whose gradients were not finite, are left out"
+        self.record.event("rewind", text, to_step=back.to_step, windows=self.custody.windows)
 
     def _member(self, ident: str) -> Member:
         member = self.staff.workers.get(ident)
@@ -322,18 +337,31 @@ class Controller:
             self._tell_members(generation, "request", generation.number, stop=True)
         elif self.state is not State.RUNNING:
             return
-        elif leaving := self._leaving(generation):
-            left = len(self.staff.slots())
-            last = left < self.job.elastic.min_workers
-            then = "the state is saved, then the job waits for others" if last else f"going on with {left}"
-            self._pause(generation, State.DRAINING, f"{', '.join(leaving)} to leave: {then}", save=last)
+        elif self._rollback is not None:
+            self._pause(generation, State.RESIZING, f"going back to step {self._rollback.to_step}")
+        elif quitting := sorted(self.staff.quitting & set(generation.members)):
+            self._leave(generation, f"{', '.join(quitting)} told to end", len(self.staff.slots()))
+        elif isinstance(move := self._drain(generation), Leave):
+            self._leave(generation, f"{', '.join(move.members)}: {move.why}", move.left)
+        elif isinstance(move, policy.Pause):
+            self._leave(generation, f"{', '.join(move.members)} told to end", move.workers)
         elif self._should_grow(generation):
             self._pause(generation, State.RESIZING, "more workers are ready: changing size at the next step")
 
-    def _leaving(self, generation: Generation) -> list[str]:
-        """Workers at work that are about to go, or whose nodes are."""
-        staff = self.staff
-        return [i for i in generation.members if i in staff.quitting or self._member(i).node in staff.leaving]
+    def _drain(self, generation: Generation) -> Stay | Leave | policy.Pause:
+        running: dict[str, list[str]] = {}
+        for ident in generation.members:
+            running.setdefault(self._member(ident).node, []).append(ident)
+        spares: dict[str, list[str]] = {}
+        for slot in self.staff.slots():
+            if slot.id not in generation.members:
+                spares.setdefault(slot.node, []).append(slot.id)
+        return drain(self.staff.leaving, running, spares, self.seen.step_s, time.monotonic(), self.job.elastic)
+
+    def _leave(self, generation: Generation, who: str, left: int) -> None:
+        too_few = left < self.job.elastic.min_workers
+        then = "the state is saved, then the job waits for others" if too_few else f"going on with {left}"
+        self._pause(generation, State.DRAINING, f"{who}; {then}", save=too_few)
 
     def _pause(self, generation: Generation, state: State, text: str, *, save: bool = False) -> None:
         """Have all workers leave the generation at their next step boundary; no step is lost."""
@@ -356,7 +384,8 @@ class Controller:
         elif not self.generations or self.generations[-1].step == self.view.checkpoint_step:
             needed = set()  # the state is durable
         for member in staff.on_nodes(staff.leaving):
-            if member.ident not in at_work and not (staff.is_keeper(member.ident) and member.node in needed):
+            kept = staff.is_keeper(member.ident) and member.node in needed
+            if member.ident not in at_work and not kept and staff.dispensable(member.ident):
                 self._dismiss(member.ident, "its node is to leave", generation)
         for ident in staff.quitting - at_work:
             staff.quitting.discard(ident)
@@ -372,20 +401,36 @@ class Controller:
 
     def _hung(self, generation: Generation) -> bool:
         """Whether a member says nothing any more, or all talk but none gets ahead."""
-        limits = self.job.elastic
-        staff = self.staff
-        for member in [*staff.workers.of(Life.READY), *staff.loaders.of(Life.READY), *staff.keepers.of(Life.READY)]:
-            silent = self.beacon.silence(member.ident)
-            if silent is not None and silent > limits.silence_s:
-                generation.silent_since = time.monotonic() - silent
-                self._lose(member.ident, generation, f"silent for {silent:.1f} s")
-        stuck = time.monotonic() - generation.last_word_at
-        # Until its first step a generation builds and restores, which a large model may do for long in silence.
-        if stuck > (limits.hang_s if generation.first_step_at is not None else max(limits.hang_s, RESTORE_LIMIT_S)):
-            self.record.event("hang", f"no progress for {stuck:.0f} s", gen=generation.number, step=generation.step)
-            generation.hung = f"no progress for {stuck:.0f} s"
-            generation.silent_since = generation.last_word_at
+        self._lose_silent(generation)
+        hang = self.seen.hang(generation, self.beacon.silence, time.monotonic())
+        if hang is not None:
+            self._hang(generation, hang)
         return bool(generation.lost or generation.hung)
+
+    def _lose_silent(self, generation: Generation) -> None:
+        """Give up whoever has not been heard of for too long."""
+        silence = {m.ident: (m.node, self.beacon.silence(m.ident)) for m in self.staff.ready()}
+        limit = self.job.elastic.silence_s
+        cut_off = {node for node, silent in silence.values() if silent is not None and silent > limit}
+        for ident, (node, silent) in silence.items():
+            # The processes of a node that is cut off fall silent together, though their last words came up to one
+            # heartbeat apart: none is waited for alone.
+            if silent is not None and silent > (limit / 2 if node in cut_off else limit):
+                generation.silent_since = time.monotonic() - silent
+                self._lose(ident, generation, f"silent for {silent:.1f} s")
+
+    def _hang(self, generation: Generation, hang: Hang) -> None:
+        """Write down where everybody stands, and remove whoever holds the others up."""
+        generation.hung, generation.silent_since = hang.why, generation.last_step_at
+        culprits = [generation.members[rank] for rank in hang.culprits]
+        handles = {ident: self._member(ident).handle for ident in generation.pending}
+        path = write_stacks(handles, f"{self.run_dir}/stacks/gen-{generation.number}-{hang.kind}.txt")
+        text = f"{hang.why}; where everybody stood: {path}"
+        fields = {"step": hang.step, "phase": hang.phase, "culprits": culprits, "shape": hang.kind}
+        self.record.event("hang", text, gen=generation.number, **fields)
+        for ident in culprits:
+            self.staff.blame(self._member(ident).node, Fault.HANG, f"{ident}: {hang.why}")
+            self._lose(ident, generation, hang.why)
 
     def _abort(self, generation: Generation) -> None:
         """End a broken generation everywhere; whoever does not return in time is ended and counted as lost."""
@@ -398,6 +443,7 @@ class Controller:
         deadline = evidence + self.job.elastic.abort_s
         while generation.pending and (left := deadline - time.monotonic()) > 0:
             self._hear(generation, min(TICK_S, left))
+            self._lose_silent(generation)
         for ident in generation.pending:
             # Fencing: two generations must never train at once, so a process that does not answer is ended
             # before the next one is formed.
@@ -506,7 +552,8 @@ class Controller:
                 self.staff.quitting.add(ident)
             case Said(ident, message):
                 self.chronicle.take(ident, message)
-                if generation is not None and message.get("gen") == generation.number:
+                current = generation is not None and message.get("gen") == generation.number
+                if generation is not None and current and ident not in generation.lost:
                     self._worker_said(ident, generation, message)
             case Saved():
                 self.custody.saved(event, self.generations)
@@ -526,9 +573,49 @@ class Controller:
                 self._stop = self._stop or why
 
     def _worker_said(self, ident: str, generation: Generation, message: dict[str, Any]) -> None:
-        if message["t"] == "end":
-            generation.outcomes[ident] = outcome_of(message["outcome"])
+        now = time.monotonic()
+        self.seen.heard(ident, self._member(ident).node, generation, message, now)
         self.custody.worker_said(generation, message)
+        match message["t"]:
+            case "end":
+                generation.outcomes[ident] = outcome_of(message["outcome"])
+            case "step" if message["rank"] == 0:
+                generation.last_step_at = now
+                self._look_back(generation, message)
+            case "replicas":
+                self._compare(generation, message)
+
+    def _look_back(self, generation: Generation, message: dict[str, Any]) -> None:
+        """A step is done: whether its numbers make sense, and who is slow."""
+        if message["skipped"] and self._rollback is None:
+            decision = self.seen.numbers(message["step"] + 1, self.custody.states())
+            if isinstance(decision, policy.GiveUp):
+                raise JobFailed(decision.reason)
+            if isinstance(decision, RollBack):
+                self._rollback = decision
+        before = {item.rank for item in self.seen.standing.stragglers}
+        standing = self.seen.slow(dict(enumerate(generation.nodes)))
+        for item in standing.stragglers if standing else ():
+            if item.rank not in before:
+                text = f"rank {item.rank} on node {item.node[:8]} computes {item.ratio:.1f} times as long as the others"
+                self.record.event("straggler", text, node=item.node, rank=item.rank, ratio=item.ratio)
+
+    def _compare(self, generation: Generation, message: dict[str, Any]) -> None:
+        """Replicas of the parameters were compared; whoever differs computes wrong numbers, and is removed."""
+        for found in message["differ"]:
+            odd = [generation.members[rank] for rank in found["odd"]]
+            who = ", ".join(odd) or "nobody can say which"
+            text = f"replicas of {found['group']} differ at step {message['step']}: {who}"
+            fields = {"step": message["step"], "members": odd, "digests": found["digests"]}
+            self.record.event("replicas_differ", text, gen=generation.number, **fields)
+            # The numbers that were wrong have been in the gradients of all since some step after the last comparison.
+            agreed = max((step for step in self.custody.states() if step <= self._agreed), default=0)
+            self._rollback = self._rollback or RollBack(agreed, message["step"], message["step"] - 1)
+            for ident in odd:
+                self.staff.blame(self._member(ident).node, Fault.CHECKSUM, text)
+                self._lose(ident, generation, text)
+        if not message["differ"] and self._rollback is None:
+            self._agreed = message["step"]
 
     def _lose(self, ident: str, generation: Generation | None, why: str) -> None:
         if not self.staff.lose(ident, why):
@@ -540,6 +627,7 @@ class Controller:
             self._tell_loaders(generation)
         elif generation is not None and ident in generation.pending:
             generation.lost[ident] = why
+            self.seen.shrunk(time.monotonic())
 
     def _keeper_lost(self, ident: str, generation: Generation | None, why: str) -> None:
         """The memory of a node is gone. Ranks that kept their state there leave the generation, unharmed."""
@@ -577,22 +665,31 @@ class Controller:
         """Whether a plan over all ready workers would use more of them than work now."""
         slots = self.staff.slots()
         if len(slots) <= len(generation.members):
+            self.seen.calm(0.0, more=False, now=time.monotonic())
             return False
         usable = plan(slots, self.job.layout, self.facts, self.job.train.global_batch, generation.plan)
-        decision = policy.resize(len(generation.members), len(usable.ranks), self.job.elastic)
+        now, more = time.monotonic(), len(usable.ranks) > len(generation.members)
+        calm = self.seen.calm(now - self.staff.last_change, more, now)
+        decision = policy.resize(len(generation.members), len(usable.ranks), self.job.elastic, calm=calm)
         return isinstance(decision, policy.Grow)
 
     def _begun(self) -> None:
         """A generation completed its first step."""
-        self.record.journal(journal.first_step_row(self.generations[-1]))
+        generation = self.generations[-1]
+        self.record.journal(journal.first_step_row(generation))
+        grown = len(self.generations) > 1 and len(generation.members) > len(self.generations[-2].members)
+        self.seen.changed(generation, grown=grown, now=time.monotonic())
         if self.state is State.FORMING:
             self._enter(State.RUNNING)
 
     def _enter(self, state: State) -> None:
         if state is not self.state:
-            self.record.transition(self.state, state)
-            self.chronicle.account.enter(state.value, time.monotonic())
-            self.state = state
+            check(self.state, state)
+            now = time.monotonic()
+            cause = TRANSITIONS.get((self.state, state), "")
+            self.record.transition(self.state, state, cause, now - self._entered_at)
+            self.chronicle.account.enter(state.value, now)
+            self.state, self._entered_at = state, now
 
     def _summary(self, failure: Exception | None) -> dict[str, Any]:
         step, path = self.custody.durable()

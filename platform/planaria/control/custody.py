@@ -14,6 +14,7 @@ from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
 from planaria.control.resume import Resume
 from planaria.control.status import Status
+from planaria.data.skips import Windows
 from planaria.memory.client import announce_ring, forget, newest_in_memory
 from planaria.memory.recall import MemorySource
 from planaria.memory.wire import KeeperAddress
@@ -83,6 +84,25 @@ class Custody:
             return source
         return self._resume.step(saved)
 
+    @property
+    def windows(self) -> Windows:
+        """Batches that training leaves out."""
+        return self._resume.windows
+
+    def leave_out(self, windows: Windows) -> None:
+        """Training leaves these batches out from now on, and in states from before."""
+        self._resume.windows = windows
+
+    def states(self) -> set[int]:
+        """Steps done in the states that training could go back to."""
+        return {0} | {info.step for info in self._vault.list("shallow") if info.intact}
+
+    def rewind(self, step: int, generation: int) -> None:
+        """Give up everything that was reached after ``step``, up to the end of ``generation``."""
+        forget(list(self._keepers().values()), generation + 1)
+        self._resume.give_up_beyond(step)
+        self._view.checkpoint_step = step or None
+
     def damaged(self, problem: str) -> None:
         """The checkpoint that was offered last cannot be read."""
         self._resume.damaged(problem)
@@ -99,7 +119,12 @@ class Custody:
     def worker_said(self, generation: Generation, message: Message) -> None:
         """Take in what a worker of the present generation says of its state."""
         if message["t"] == "draining":
-            meta = {"layout": str(generation.plan.layout), "job": self._job.model_dump(mode="json")}
+            job = self._job.model_dump(mode="json")
+            meta = {
+                "layout": str(generation.plan.layout),
+                "job": job,
+                "skips": [list(window) for window in self._resume.windows],
+            }
             self._drains.begin(generation.number, message["step"], generation.token, generation.nodes, meta)
         elif message["t"] == "step" and message["complete"] is not None and not generation.covered:
             generation.covered = True

@@ -26,6 +26,7 @@ class Generation:
     began_at: float = field(default_factory=time.monotonic)
     first_step_at: float | None = None
     last_word_at: float = field(default_factory=time.monotonic)
+    last_step_at: float | None = None
     step: int = 0
     """Steps completed."""
     phases: dict[str, float] = field(default_factory=dict)

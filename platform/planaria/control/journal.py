@@ -13,6 +13,7 @@ from typing import Any
 
 from planaria.control import policies as policy
 from planaria.control.generation import Generation
+from planaria.data.skips import Windows
 from planaria.layout import Layout
 from planaria.planner.plan import Plan
 
@@ -83,6 +84,17 @@ def member_row(ident: str, node: str) -> Row:
 def promoted_row(ident: str) -> Row:
     """A standby becomes a worker."""
     return {"t": "promoted", "ident": ident}
+
+
+def skips_row(windows: Windows) -> Row:
+    """Training leaves these batches out from now on, in later submissions too."""
+    return {"t": "skips", "windows": windows}
+
+
+def skips(rows: Iterable[Mapping[str, Any]]) -> Windows:
+    """What training leaves out, by the newest row of whatever submission."""
+    newest = [row["windows"] for row in rows if row["t"] == "skips"][-1:]
+    return tuple((first, last) for windows in newest for first, last in windows)
 
 
 def lost_row(ident: str) -> Row:

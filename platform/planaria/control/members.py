@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -102,12 +103,13 @@ class Members:
 
 def placements(capacity: dict[str, int], carried: dict[str, int], wanted: int) -> list[str]:
     """Nodes for up to ``wanted`` new workers: always the node with the most free places, so that they spread."""
-    free = {node: count - carried.get(node, 0) for node, count in capacity.items()}
+    # Where two have equally many, the one that is last by name; a heap, since a fleet starts on thousands of nodes.
+    names = sorted(capacity, reverse=True)
+    heap = [(carried.get(node, 0) - capacity[node], at) for at, node in enumerate(names)]
+    heapq.heapify(heap)
     chosen: list[str] = []
-    while len(chosen) < wanted:
-        node = max(free, key=lambda name: (free[name], name), default=None)
-        if node is None or free[node] < 1:
-            break
-        free[node] -= 1
-        chosen.append(node)
+    while heap and len(chosen) < wanted and heap[0][0] < 0:
+        taken, at = heap[0]
+        heapq.heapreplace(heap, (taken + 1, at))
+        chosen.append(names[at])
     return chosen

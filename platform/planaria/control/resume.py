@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planaria.config import JobConfig
 from planaria.control.failure import JobFailed
+from planaria.data.skips import Windows, same_past
 from planaria.state.vault import CheckpointInfo, Vault
 
 Tell = Callable[..., None]
@@ -19,6 +20,14 @@ class Resume:
         self._offered: CheckpointInfo | None = None
         self._damaged: set[tuple[int, str]] = set()
         self._checked = False
+        self.windows: Windows = ()
+        """Batches that training leaves out."""
+
+    def give_up_beyond(self, step: int) -> None:
+        """Training went back to ``step``: later checkpoints belong to a past that is no more."""
+        for info in self._vault.list("shallow"):
+            if info.step > step:
+                self._damaged.add((info.step, info.identity))
 
     def damaged(self, problem: str) -> None:
         """Never offer the checkpoint again that was offered last; one that replaces it is another."""
@@ -38,7 +47,9 @@ class Resume:
         self._damaged &= {(info.step, info.identity) for info in found}
         for info in found:
             if info.intact and (info.step, info.identity) not in self._damaged:
-                self._check_same_job(info.step)
+                if not self._same_job_and_past(info.step):
+                    self._reject(info, f"checkpoint of step {info.step} belongs to a past that was given up")
+                    continue
                 self._offered = info
                 return info.step
             self._reject(info, info.problem or f"checkpoint of step {info.step} is damaged")
@@ -59,13 +70,21 @@ class Resume:
             self._damaged.add((info.step, info.identity))
             self._tell("checkpoint_damaged", f"{problem}; falling back to an older checkpoint", step=info.step)
 
-    def _check_same_job(self, step: int) -> None:
-        """A run directory belongs to one job: refuse another model, tell of a changed course."""
-        if self._checked:
-            return
-        self._checked = True
+    def _same_job_and_past(self, step: int) -> bool:
+        """A run directory belongs to one job: refuse another model, tell of a changed course. Whether the state has
+        seen the batches that it should have seen."""
+        if self._checked and not self.windows:
+            return True
         with self._vault.at(step) as checkpoint:
             before = dict(checkpoint.meta.get("job") or {})
+            skips = tuple((first, last) for first, last in checkpoint.meta.get("skips") or ())
+        if not self._checked and not self.windows:
+            self.windows = skips  # of an earlier submission whose journal is not here
+        if not same_past(step, skips, self.windows):
+            return False
+        if self._checked:
+            return True
+        self._checked = True
         now = self._job.model_dump(mode="json")
         if before.get("model") != now["model"]:
             raise JobFailed(
@@ -75,3 +94,4 @@ class Resume:
         changed = [key for key in ("seed", "data", "optim", "train") if before.get(key) != now[key]]
         note = f"; changed since: {', '.join(changed)}" if changed else ""
         self._tell("resumed", f"going on from the checkpoint of step {step}{note}", step=step, changed=changed)
+        return True

@@ -14,6 +14,8 @@ from planaria.control.failure import JobFailed
 from planaria.control.journal import Past, lost_row, member_row, promoted_row
 from planaria.control.members import Life, Member, Members, placements
 from planaria.control.nodes import NodeTrust
+from planaria.control.policies.drain import Notice
+from planaria.control.policies.quarantine import Blame, Fault, Quarantine, Tolerate
 from planaria.memory.wire import KeeperAddress
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import WorkerSlot
@@ -35,11 +37,12 @@ class Staff:
         self._kinds = (self.workers, self.loaders, self.keepers, self.standbys, self.seats)
         self.trust = NodeTrust()
         self.capacity: dict[str, int] = {}
-        self.leaving: dict[str, float | None] = {}
-        """Nodes under notice, with the moment at which they go, if it is known."""
+        self.leaving: dict[str, Notice] = {}
+        """Nodes under notice, and those in quarantine that still carry processes."""
         self.quitting: set[str] = set()
         """Workers that were told, by somebody else, to end."""
-        self.last_arrival = time.monotonic()
+        self.last_arrival = self.last_change = time.monotonic()
+        """When a process last came up, and when a worker last came up or was lost."""
         self.trouble = ""
         """Why the last process that could not start did not; empty once a worker came up."""
         self._known_nodes: set[str] = set()
@@ -55,9 +58,19 @@ class Staff:
         """Ready keepers by their nodes."""
         return {member.node: member.address for member in self.keepers.of(Life.READY) if member.address is not None}
 
+    def ready(self) -> list[Member]:
+        """Processes that have answered, and are not lost."""
+        return [m for kind in self._kinds for m in kind.of(Life.READY)]
+
     def starting(self) -> list[str]:
         """Processes that have not answered yet."""
         return [m.ident for kind in self._kinds for m in kind.of(Life.STARTING)]
+
+    def dispensable(self, ident: str) -> bool:
+        """Whether a process on a node under notice can go as far as the data are concerned: a loader only when another
+        one, on a node that stays, is ready."""
+        staying = (member.node not in self.leaving for member in self.loaders.of(Life.READY))
+        return not self.is_loader(ident) or any(staying)
 
     def loader_handles(self) -> list[Any]:
         """Loaders that answer."""
@@ -134,7 +147,8 @@ class Staff:
     def _fill_loaders(self, usable: dict[str, int]) -> None:
         """Start missing loaders, each on the node with the fewest: the loss of one node must not take all."""
         staying = [node for node in self.capacity if node not in self.leaving]
-        for _ in range(self._job.data.loaders - len(list(self.loaders.of(Life.STARTING, Life.READY)))):
+        counted = [m for m in self.loaders.of(Life.STARTING, Life.READY) if m.node not in self.leaving]
+        for _ in range(self._job.data.loaders - len(counted)):
             if not staying:
                 return
             carried = self.loaders.per_node()
@@ -193,6 +207,7 @@ class Staff:
         elif members is self.workers:
             self.trust.proved(member.node)
             self.trouble = ""
+            self.last_change = time.monotonic()
         self._record.event("joined", f"{event.ident} is ready", member=event.ident, node=member.node, pid=member.pid)
         return True
 
@@ -222,7 +237,11 @@ class Staff:
         self._record.journal(lost_row(ident))
         if member.handle is not None:
             self._fleet.kill(member.handle)
-        self.trust.failed(member.node, time.monotonic())
+        if members is self.workers:
+            self.last_change = time.monotonic()
+        self.trust.failed(member.node, time.monotonic(), f"{ident}: {why}")
+        if member.node in self.capacity:
+            self.blame(member.node, Fault.FAILURE, why)
         return True
 
     def dismiss(self, ident: str, why: str) -> bool:
@@ -246,13 +265,33 @@ class Staff:
         wanted = set(nodes)
         return [m for kind in self._kinds for m in kind.of(Life.STARTING, Life.READY) if m.node in wanted]
 
-    def notices(self, leaving: dict[str, float | None]) -> None:
+    def notices(self, deadlines: dict[str, float | None]) -> None:
         """Take the notices of departure in."""
-        for node in leaving.keys() - self.leaving.keys():
-            when = leaving[node]
-            text = "at a time unknown" if when is None else f"in {max(0.0, when - time.monotonic()):.0f} s"
-            self._record.event("notice", f"node {node[:8]} is to leave {text}", node=node)
-        self.leaving = dict(leaving)
+        now = time.monotonic()
+        leaving = {node: notice for node, notice in self.leaving.items() if self.trust.held(node, now)}
+        for node, when in deadlines.items():
+            if node not in self.leaving:
+                text = "at a time unknown" if when is None else f"in {max(0.0, when - now):.0f} s"
+                self._record.event("notice", f"node {node[:8]} is to leave {text}", node=node)
+            leaving[node] = self.leaving.get(node) or Notice(when, "notice", now)
+        self.leaving = leaving
+
+    def blame(self, node: str, fault: Fault, reason: str) -> None:
+        """Something speaks against a node; too much of it, and it gets no more work for a while."""
+        now = time.monotonic()
+        if fault is not Fault.FAILURE:
+            self.trust.blame(node, Blame(now, fault, reason))
+        elastic = self._job.elastic
+        decision = self.trust.decide(node, self.capacity, elastic.node_failures, elastic.min_workers, now)
+        if isinstance(decision, Quarantine):
+            self.leaving[node] = Notice(None, "quarantine", now)
+            text = f"node {node[:8]} gets no work for {decision.until - now:.0f} s: {decision.reason}"
+            if decision.short:
+                text += f"; {decision.left} places are left, so the job has to wait"
+            self._record.event("quarantined", text, node=node, seconds=decision.until - now)
+        elif isinstance(decision, Tolerate):
+            text = f"node {node[:8]} would be left alone ({decision.reason}), but the job needs it"
+            self._record.event("tolerated", text, node=node)
 
     def nodes(self, capacity: dict[str, int]) -> list[tuple[str, str]]:
         """Take a look at the cluster in; returns the processes (with the reason) whose nodes have left."""
@@ -264,6 +303,7 @@ class Staff:
         orphans: list[tuple[str, str]] = []
         for node in set(self.capacity) - set(capacity):
             self._record.event("node_left", f"node {node[:8]} left", node=node)
+            self.trust.left(node, time.monotonic())
             orphans += [(member.ident, f"its node {node[:8]} left") for member in self.on_nodes([node])]
         self.capacity = capacity
         return orphans

@@ -143,6 +143,23 @@ class Account:
                 self._open, self._started, self._planned = UNDER_WAY, True, False
             self._note(step, work, counts)
 
+    def resume(self, earlier: Mapping[str, float], away_s: float, training: bool) -> None:
+        """The controller was lost and has returned: go on with what its account said, ``away_s`` seconds ago.
+
+        That time is unexplained, until steps that were done meanwhile are reported.
+
+        Args:
+            earlier: seconds by class.
+            training: whether training went on.
+        """
+        with self._lock:
+            for name in CLASSES:
+                self._spent["other" if name == UNDER_WAY else name] += max(0, _ns(earlier.get(name, 0.0)))
+            away = max(0, _ns(away_s))
+            self._spent["other"] += away
+            self._late, self._started = away, True
+            self._open = UNDER_WAY if training else "recovery_plan"
+
     def rollback(self, step: int) -> None:
         """Steps from ``step`` on are undone: what was productive in them is lost."""
         with self._lock:

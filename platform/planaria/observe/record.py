@@ -42,9 +42,10 @@ class RunRecord:
         self.last_event = text
         self._append("events", {"time": time.time(), "event": kind, "text": text, **fields})
 
-    def transition(self, before: str, after: str) -> None:
-        """Record that the job went from one state to another."""
-        self._append("events", {"time": time.time(), "event": "state", "from": before, "to": after})
+    def transition(self, before: str, after: str, cause: str, seconds: float) -> None:
+        """Record that the job went from one state, in which it was for so many seconds, to another."""
+        row = {"event": "state", "from": before, "to": after, "cause": cause, "seconds": seconds}
+        self._append("events", {"time": time.time(), **row})
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Record one executed step."""
@@ -60,12 +61,13 @@ class RunRecord:
         self._append("journal", row)
 
     def rows(self, name: str, start: int = 0) -> list[dict[str, Any]]:
-        """What was recorded so far, from byte ``start``: ``events``, ``metrics``, ``ledger`` or ``journal``."""
+        """What was recorded so far, from byte ``start``: ``events``, ``metrics``, ``ledger``, ``goodput`` or
+        ``journal``."""
         return read_lines(self.path / f"{name}.jsonl", start)
 
     def sizes(self) -> dict[str, int]:
         """Bytes recorded so far; the folder may hold the records of earlier submissions."""
-        files = {name: self.path / f"{name}.jsonl" for name in ("events", "metrics", "ledger")}
+        files = {name: self.path / f"{name}.jsonl" for name in ("events", "metrics", "ledger", "goodput")}
         return {name: file.stat().st_size if file.exists() else 0 for name, file in files.items()}
 
     def goodput(self, account: Mapping[str, float]) -> None:

@@ -11,6 +11,11 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#@"
 
 
+def percent(value: float | None) -> str:
+    """A share as a percentage; None is what a record holds of a number that was none."""
+    return "not a number" if value is None else f"{value:.1%}"
+
+
 def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:
     """``values`` as at most ``width`` blocks between their minimum and maximum.
 

@@ -95,8 +95,11 @@ def train(
         message = _step_message(step, result, share, waited, time.monotonic() - began)
         report(message | {"snapshot_s": kept_s, "complete": keeping.complete})
         every = job.health.check_replicas_every
-        if every and engine.step_done % every == 0 and (found := engine.compare_replicas()) is not None:
-            report({"t": "replicas", "step": engine.step_done, **asdict(found)})
+        if every and engine.step_done % every == 0:
+            # Ranks wait for one another here as when they agree on the next step: whoever still keeps is behind.
+            at(engine.step_done, "agree", 0)
+            if (found := engine.compare_replicas()) is not None:
+                report({"t": "replicas", "step": engine.step_done, **asdict(found)})
     if job.checkpoint.at_end:
         keeping.checkpoint()
     if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):

@@ -21,6 +21,9 @@ WITHIN = ("data", "agree", "step", "reduce", "update", "keep", "checkpoint", "ev
 """What a step consists of, in order. In ``agree`` and ``reduce`` a rank waits for its peers, with sharded parameters
 or tensor parallelism in ``step``, too; ``data`` waits for loaders, ``checkpoint`` for memory and storage."""
 
+AT_ONCE = frozenset({"checkpoint", "evaluate"})
+"""Phases whose begin is told at once: they are rare, and whoever accounts for time wants to know."""
+
 
 @dataclass(frozen=True, order=True)
 class Place:
@@ -65,7 +68,7 @@ class Progress:
     """Tells where this rank is, from its start to :meth:`close`.
 
     Args:
-        say: tells the controller; called from another thread.
+        say: tells the controller; called from the thread that looks, too.
         step: steps done in the state to start from.
         every_s: how often to look.
     """
@@ -73,13 +76,18 @@ class Progress:
     def __init__(self, say: Callable[[dict[str, Any]], None], step: int = 0, every_s: float = EVERY_S) -> None:
         self._say, self._every = say, every_s
         self._word: tuple[int, str, int, float] = (step, "forming", 0, time.monotonic())
+        self._told: tuple[int, str, int, float] | None = None
+        self._telling = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
         self._thread.start()
 
     def at(self, step: int, phase: str, micro: int = 0) -> None:
         """This rank has come so far."""
+        begins = phase in AT_ONCE and phase != self._word[1]
         self._word = (step, phase, micro, time.monotonic())
+        if begins:
+            self._tell()
 
     def where(self) -> tuple[Place, float]:
         """(place, seconds since this rank came there)."""
@@ -92,10 +100,14 @@ class Progress:
         self._thread.join(1.0)  # not for ever: it may be sending to a controller that is cut off
 
     def _watch(self) -> None:
-        told: tuple[int, str, int, float] | None = None
         while not self._closed.wait(self._every):
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._telling:  # so that no older word comes after a newer one
             word = self._word
-            if word is not told:
-                told = word
-                step, phase, micro, _ = word
-                self._say({"t": "phase", "step": step, "phase": phase} | ({"micro": micro} if micro else {}))
+            if word is self._told:
+                return
+            self._told = word
+            step, phase, micro, _ = word
+            self._say({"t": "phase", "step": step, "phase": phase} | ({"micro": micro} if micro else {}))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-import xxhash
+from xxhash import xxh3_128_digest
 
 from planaria.state.checksum import DIGEST_BYTES, block_bytes, block_count
 from planaria.state.errors import CheckpointDamaged
 from planaria.state.index import Slice
+from planaria.state.scratch import Memory
 from planaria.state.shard import Shard
 
 
@@ -20,44 +20,92 @@ class SliceBytes:
     Attributes:
         item: the slice.
         place: name of its file, and its first byte there.
-        chunk: how many bytes to ask for at a time.
         block: bytes of a block, all but the last.
+        step: how many bytes to ask for at a time: whole blocks, about as many as the storage likes.
         verified: 1 for every block that was found intact, else 0.
     """
 
+    __slots__ = ("_path", "_read", "_start", "block", "item", "place", "step", "verified")
+
     def __init__(self, shard: Shard, item: Slice, block: int) -> None:
         """``block``: most bytes under one digest."""
-        self.item, self.chunk = item, shard.blob.chunk
+        self.item = item
         self._path, self._read, self._start = shard.blob.path, shard.blob.read_into, shard.entries[item.key].start
         self.place = (item.file, self._start)
         self.block = block_bytes(item.nbytes, block)
+        self.step = max(1, shard.blob.chunk // self.block) * self.block
         self.verified = bytearray(block_count(item.nbytes, block))
 
-    def stream(self, start: int) -> Stream:
-        """The bytes from ``start`` of the slice on, to be read in order."""
-        return Stream(self, start, None)
+    def fill(self, buffer: memoryview, start: int, aside: Memory) -> None:
+        """Fill ``buffer`` from byte ``start`` of the slice on.
 
-    def verify(self) -> None:
+        Every block is hashed right after it was read, unless it is known to be intact; one of which only a part is
+        wanted is read ``aside`` for that.
+
+        Raises:
+            CheckpointDamaged: a block is not what was written, or the file cannot be read.
+        """
+        block, nbytes, at, stop = self.block, self.item.nbytes, start, start + len(buffer)
+        whole = stop if stop == nbytes else stop - stop % block
+        while at < stop:
+            number, ahead = divmod(at, block)
+            if self.verified[number]:
+                until = min(stop, self._doubtful(number) * block)
+                self._read_at(buffer[at - start : until - start], at)
+            elif ahead or at >= whole:
+                first, end = number * block, min((number + 1) * block, nbytes)
+                until = min(end, stop)
+                data = aside(end - first)
+                self._read_at(data, first)
+                if self._check(number, data):
+                    raise self._damaged([number])
+                buffer[at - start : until - start] = data[ahead : until - first]
+            else:
+                until = min(at + self.step, whole)
+                data = buffer[at - start : until - start]
+                self._read_at(data, at)
+                if wrong := self._check(number, data):
+                    raise self._damaged(wrong[:1])
+            at = until
+
+    def verify(self, aside: Memory) -> None:
         """Read and check every block that has not been yet.
 
         Raises:
             CheckpointDamaged: names all damaged ranges.
         """
         wrong: list[int] = []
-        size = min(self.chunk, self.item.nbytes)
-        buffer = np.empty(size, np.uint8).data
-        first = self.doubtful(0)
-        while first < len(self.verified):
-            last = self.verified.find(1, first)
-            start, stop = self.span(first)[0], self.item.nbytes if last < 0 else self.span(last)[0]
-            stream = Stream(self, start, wrong)
-            for at in range(start, stop, size):
-                stream.fill(buffer[: stop - at])
-            first = len(self.verified) if last < 0 else self.doubtful(last)
+        count, at_once = len(self.verified), self.step // self.block
+        number = self._doubtful(0)
+        while number < count:
+            known = self.verified.find(1, number)
+            last = min(count if known < 0 else known, number + at_once)
+            start = self._span(number)[0]
+            data = aside(self._span(last - 1)[1] - start)
+            self._read_at(data, start)
+            wrong += self._check(number, data)
+            number = self._doubtful(last)
         if wrong:
-            raise self.damaged(wrong)
+            raise self._damaged(wrong)
 
-    def read(self, buffer: memoryview, start: int) -> None:
+    def _check(self, number: int, data: memoryview) -> list[int]:
+        """Mark the whole blocks from ``number`` on that ``data`` holds; returns the damaged ones."""
+        # All at once: between two reads, which empty the caches, Python is slow.
+        block = self.block
+        found = [xxh3_128_digest(data[at : at + block]) for at in range(0, len(data), block)]
+        last, checksums = number + len(found), self.item.checksums
+        if b"".join(found) == checksums[number * DIGEST_BYTES : last * DIGEST_BYTES]:
+            self.verified[number:last] = b"\1" * len(found)
+            return []
+        wrong: list[int] = []
+        for at, digest in enumerate(found, number):
+            if digest == checksums[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
+                self.verified[at] = 1
+            else:
+                wrong.append(at)
+        return wrong
+
+    def _read_at(self, buffer: memoryview, start: int) -> None:
         """Fill ``buffer`` from byte ``start`` of the slice, unverified."""
         try:
             count = self._read(buffer, self._start + start)
@@ -66,19 +114,19 @@ class SliceBytes:
         if count < len(buffer):
             raise self._unreadable(f"the file ends {len(buffer) - count} bytes too early")
 
-    def span(self, number: int) -> tuple[int, int]:
+    def _span(self, number: int) -> tuple[int, int]:
         """First byte of a block in the slice, and the first past it."""
         return number * self.block, min((number + 1) * self.block, self.item.nbytes)
 
-    def doubtful(self, number: int) -> int:
+    def _doubtful(self, number: int) -> int:
         """The first block from ``number`` on that is not verified yet; past the last one if there is none."""
         found = self.verified.find(0, number)
         return len(self.verified) if found < 0 else found
 
-    def damaged(self, numbers: list[int]) -> CheckpointDamaged:
+    def _damaged(self, numbers: list[int]) -> CheckpointDamaged:
         """The error that names these blocks, in order, by their bytes in the file."""
         ranges: list[tuple[int, int]] = []
-        for start, stop in map(self.span, numbers):
+        for start, stop in map(self._span, numbers):
             if ranges and ranges[-1][1] == start:
                 start = ranges.pop()[0]
             ranges.append((start, stop))
@@ -87,78 +135,3 @@ class SliceBytes:
 
     def _unreadable(self, reason: str) -> CheckpointDamaged:
         return CheckpointDamaged(self._path, str(self.item), reason)
-
-
-class Stream:
-    """Reads a slice from some byte on, in order, into whatever buffers it is given.
-
-    Every block is hashed right after it was read, chunk by chunk, and compared at its end; blocks that are known to be
-    intact are only read. What was read counts as verified once :meth:`finish` has returned.
-    """
-
-    def __init__(self, source: SliceBytes, start: int, wrong: list[int] | None) -> None:
-        """``wrong``: takes the numbers of damaged blocks, which else raise."""
-        self._source, self._at, self._wrong = source, start, wrong
-        self._hash = xxhash.xxh3_128()
-        number, ahead = divmod(start, source.block)
-        if ahead and not source.verified[number]:
-            self._at -= ahead
-            self._skip(ahead)
-
-    def fill(self, buffer: memoryview) -> None:
-        """Read the next bytes.
-
-        Raises:
-            CheckpointDamaged: a block that ends here is not what was written, or the file cannot be read.
-        """
-        # Written to run without calls: between two reads, which empty the caches, Python is slow.
-        source, chunk, block, verified = self._source, self._source.chunk, self._source.block, self._source.verified
-        nbytes, checksums = source.item.nbytes, source.item.checksums
-        base = at = self._at
-        stop = base + len(buffer)
-        while at < stop:
-            number, ahead = divmod(at, block)
-            if verified[number]:
-                until = min(stop, source.doubtful(number) * block)
-                source.read(buffer[at - base : until - base], at)
-                at = self._at = until
-                continue
-            until = min(stop, at + chunk)
-            source.read(buffer[at - base : until - base], at)
-            while at < until:
-                end = min((number + 1) * block, nbytes)
-                part = buffer[at - base : min(end, until) - base]
-                if ahead == 0 and end <= until:
-                    found = xxhash.xxh3_128_digest(part)
-                else:
-                    if ahead == 0:
-                        self._hash.reset()
-                    self._hash.update(part)
-                    found = self._hash.digest() if end <= until else b""
-                if found == checksums[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]:
-                    verified[number] = 1
-                elif found:
-                    self._damaged(number)
-                at, number, ahead = min(end, until), number + 1, 0
-            self._at = at
-
-    def finish(self) -> None:
-        """Verify the last block, reading what is left of it.
-
-        Raises:
-            CheckpointDamaged: it is not what was written, or cannot be read.
-        """
-        source = self._source
-        number, ahead = divmod(self._at, source.block)
-        if ahead and self._at < source.item.nbytes and not source.verified[number]:
-            self._skip(source.span(number)[1] - self._at)
-
-    def _damaged(self, number: int) -> None:
-        if self._wrong is None:
-            raise self._source.damaged([number])
-        self._wrong.append(number)
-
-    def _skip(self, count: int) -> None:
-        aside = np.empty(min(count, self._source.chunk), np.uint8).data
-        for done in range(0, count, len(aside)):
-            self.fill(aside[: count - done])

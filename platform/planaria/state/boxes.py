@@ -30,7 +30,8 @@ class Box:
     def __post_init__(self) -> None:
         if len(self.offset) != len(self.shape):
             raise BoxError(f"offset {self.offset} and shape {self.shape} have different numbers of dims")
-        if min(self.offset, default=0) < 0 or min(self.shape, default=0) < 0:
+        # There are many boxes: `min` costs several times as much where it is given a default.
+        if self.offset and (min(self.offset) < 0 or min(self.shape) < 0):
             raise BoxError(f"offset {self.offset} and shape {self.shape} must not be negative")
 
     @classmethod
@@ -63,13 +64,20 @@ class Box:
                 return False
         return True
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether the box lies in a tensor of ``shape``."""
+        if len(shape) != len(self.shape):
+            return False
+        return all(start + size <= full for start, size, full in zip(self.offset, self.shape, shape, strict=True))
+
     def intersect(self, other: Box) -> Box | None:
         """The common region; ``None`` where there is no common element."""
         self._same_dims(other)
         offset: list[int] = []
         shape: list[int] = []
         for mine, my_size, theirs, their_size in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
-            start, stop = max(mine, theirs), min(mine + my_size, theirs + their_size)
+            start = mine if mine > theirs else theirs
+            stop = min(mine + my_size, theirs + their_size)
             if start >= stop:
                 return None
             offset.append(start)
@@ -108,7 +116,7 @@ class Box:
         Raises:
             BoxError: this box exceeds the shape of ``parent``.
         """
-        if not Box.whole(parent.shape).contains(self):
+        if not self.fits(parent.shape):
             raise BoxError(f"{self} exceeds the shape {parent.shape} of its parent")
         return Box(tuple(start + base for start, base in zip(self.offset, parent.offset, strict=True)), self.shape)
 
@@ -117,6 +125,8 @@ class Box:
         common = self.intersect(cut)
         if common is None:
             return [] if self.empty else [self]
+        if common == self:
+            return []
         rest: list[Box] = []
         offset, shape = list(self.offset), list(self.shape)
         for dim, (start, stop) in enumerate(zip(common.offset, common.stop, strict=True)):

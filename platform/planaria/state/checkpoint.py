@@ -12,9 +12,10 @@ from planaria.state.blocks import SliceBytes
 from planaria.state.boxes import Box
 from planaria.state.dtypes import dtype_of
 from planaria.state.errors import CheckpointDamaged, CheckpointError
-from planaria.state.fetch import Rows, Run, Scratch, plan
+from planaria.state.fetch import Rows, Run, plan
 from planaria.state.index import Index, Slice, SliceError
 from planaria.state.manifest import NAME, Manifest, ManifestError
+from planaria.state.scratch import Memory, Scratch
 from planaria.state.shard import Shard
 from planaria.state.storage import Blob, FileOpener, Storage
 
@@ -42,9 +43,8 @@ class Checkpoint:
         self.nbytes = sum(manifest.files.values())
         self.index: Index = manifest.index
         self._shards = shards
-        self._bytes = {
-            (item.file, item.key): SliceBytes(shards[item.file], item, manifest.block) for item in manifest.index
-        }
+        self._block = manifest.block
+        self._bytes: dict[tuple[str, str], SliceBytes] = {}
 
     @classmethod
     def open(cls, storage: Storage, folder: str) -> Checkpoint:
@@ -138,7 +138,7 @@ class Checkpoint:
             if sum(value.nbytes for _, value in elsewhere) > _ELSEWHERE:
                 _carry_out(steps, elsewhere, scratch)
                 steps, elsewhere = [], []
-            parts = [(self._bytes[item.file, item.key], part) for item, part in self._lookup(tensor, box)]
+            parts = [(self._source(item), part) for item, part in self._lookup(tensor, box)]
             if tuple(out.shape) != box.shape:
                 raise CheckpointError(f"{self.path}: {tensor}{box} does not fit a tensor of shape {tuple(out.shape)}")
             if out.device.type != "cpu" or out.dtype != self.dtype(tensor):
@@ -150,9 +150,10 @@ class Checkpoint:
     def verify(self) -> list[str]:
         """Check every block that has not been yet; one line per damaged slice, naming file, slice and bytes."""
         problems: list[str] = []
-        for source in self._bytes.values():
+        aside = Memory()
+        for item in self.index:
             try:
-                source.verify()
+                self._source(item).verify(aside)
             except CheckpointDamaged as error:
                 problems.append(str(error))
         return problems
@@ -172,6 +173,13 @@ class Checkpoint:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
+
+    def _source(self, item: Slice) -> SliceBytes:
+        key = (item.file, item.key)
+        found = self._bytes.get(key)
+        if found is None:  # of two threads that come here at once, one makes it for both
+            found = self._bytes.setdefault(key, SliceBytes(self._shards[item.file], item, self._block))
+        return found
 
     def _slices(self, tensor: str) -> list[Slice]:
         if tensor not in self.index.tensors:

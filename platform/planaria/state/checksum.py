@@ -8,6 +8,8 @@ A slice has one digest per block of its bytes, so that reading a part of it veri
 
 from __future__ import annotations
 
+import functools
+
 import xxhash
 
 DIGEST_BYTES = 16
@@ -27,11 +29,16 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
+@functools.lru_cache(1 << 12)  # there are many slices, of few sizes
 def block_bytes(nbytes: int, most: int = BLOCK) -> int:
     """Size of the blocks of a slice of ``nbytes``: ``most``, or for the sake of small slices as little as an eighth of
     it, so that they, too, have thirty-two blocks."""
-    sizes = [-(-most // parts) for parts in (1, 2, 4, 8)]
-    return next((size for size in sizes if nbytes >= 32 * size), sizes[-1])
+    size = most
+    for parts in (1, 2, 4, 8):
+        size = -(-most // parts)
+        if nbytes >= 32 * size:
+            break
+    return size
 
 
 def block_digests(data: memoryview, most: int = BLOCK) -> bytes:

@@ -14,25 +14,11 @@ import torch
 
 from planaria.state.blocks import SliceBytes
 from planaria.state.boxes import Box
-from planaria.state.dtypes import dtype_of
+from planaria.state.scratch import Scratch
 from planaria.state.shard import bytes_of
 
 _LONG_ROW = 1 << 22
 """Bytes of a row of which a part is wanted, from which on its parts are read one by one."""
-
-
-class Scratch:
-    """Memory to be used again and again: fresh memory costs a page fault every few KiB."""
-
-    def __init__(self) -> None:
-        self._held = torch.empty(0, dtype=torch.uint8)
-
-    def array(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An array in it, which is valid until the next call."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if len(self._held) < nbytes:
-            self._held = torch.empty(nbytes, dtype=torch.uint8)
-        return self._held[:nbytes].view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +35,7 @@ class Run:
         Raises:
             CheckpointDamaged: the slice is not what was written.
         """
-        stream = self.source.stream(self.start)
-        stream.fill(self.buffer)
-        stream.finish()
+        self.source.fill(self.buffer, self.start, scratch.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +47,29 @@ class Rows:
     """First byte of the first row in the slice."""
     row_shape: tuple[int, ...]
     columns: tuple[slice, ...]
-    targets: Sequence[np.ndarray]
-    """Where the wanted part of so many rows each goes, as integers of any strides, the first with the most rows. NumPy
-    copies cut rows twice as fast as torch."""
+    target: np.ndarray
+    """Where the wanted part of the rows goes, as integers of any strides. NumPy copies cut rows twice as fast as
+    torch."""
 
     def fetch(self, scratch: Scratch) -> None:
         """Read them; see :meth:`Run.fetch`."""
-        rows = scratch.array((len(self.targets[0]), *self.row_shape), dtype_of(self.source.item.dtype))
-        raw, wanted = bytes_of(rows), _bits(rows)[(slice(None), *self.columns)]
-        row_bytes = len(raw) // len(rows)
-        stream = self.source.stream(self.start)
-        for target in self.targets:
-            stream.fill(raw[: len(target) * row_bytes])
-            target[...] = wanted[: len(target)]
-        stream.finish()
+        source, dtype, at = self.source, self.target.dtype, self.start
+        row_bytes = math.prod(self.row_shape) * dtype.itemsize
+        stop = at + len(self.target) * row_bytes
+        raw = scratch.rows(row_bytes + min(source.step, stop - at))
+        count = len(raw) // row_bytes
+        rows = np.frombuffer(raw, dtype, count * math.prod(self.row_shape)).reshape(count, *self.row_shape)
+        wanted = rows[(slice(None), *self.columns)]
+        done = left = 0
+        while at < stop:
+            # Whole blocks, but for the first and the last one. What is left of a row waits for the rest of it.
+            until = min(at - at % source.block + source.step, stop)
+            source.fill(raw[left : left + until - at], at, scratch.block)
+            full, left = divmod(left + until - at, row_bytes)
+            self.target[done : done + full] = wanted[:full]
+            if full and left:
+                raw[:left] = raw[full * row_bytes : full * row_bytes + left]
+            done, at = done + full, until
 
 
 def plan(parts: Iterable[tuple[SliceBytes, Box]], box: Box, out: torch.Tensor) -> Iterator[Run | Rows]:
@@ -113,8 +106,7 @@ def _plan(
             yield from _plan(source, first + at * row_bytes, row_shape, start[1:], row)
     else:
         columns = Box(tuple(start[1:]), tuple(target.shape[1:])).relative_to(Box.whole(row_shape))
-        pieces = target.split(max(1, 2 * source.chunk // row_bytes))
-        yield Rows(source, first, row_shape, columns, [_bits(piece) for piece in pieces])
+        yield Rows(source, first, row_shape, columns, _bits(target))
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:

@@ -58,6 +58,7 @@ class Index:
     """Mapping from tensor name to its slices."""
 
     tensors: dict[str, list[Slice]] = field(default_factory=dict)
+    _files: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @classmethod
     def of(cls, slices: Iterable[Slice]) -> Index:
@@ -73,10 +74,12 @@ class Index:
 
     def add(self, item: Slice) -> None:
         """Add one slice; see :meth:`of`."""
-        if len(item.box.shape) != len(item.global_shape) or not Box.whole(item.global_shape).contains(item.box):
+        if not item.box.fits(item.global_shape):
             raise SliceError(f"slice {item} exceeds its tensor of shape {item.global_shape}")
-        if not SHARD_NAME.fullmatch(item.file):
-            raise SliceError(f"slice {item} names the file {item.file!r}; expected shard-NNNNN.safetensors")
+        if item.file not in self._files:
+            if not SHARD_NAME.fullmatch(item.file):
+                raise SliceError(f"slice {item} names the file {item.file!r}; expected shard-NNNNN.safetensors")
+            self._files.add(item.file)
         known = self.tensors.setdefault(item.tensor, [])
         if known and (known[0].global_shape, known[0].dtype) != (item.global_shape, item.dtype):
             raise SliceError(
@@ -117,9 +120,9 @@ class Index:
             SliceError: ``box`` is not inside the tensor, or part of it is not held.
         """
         slices = self.tensors[tensor]
-        whole = Box.whole(slices[0].global_shape)
-        if len(box.shape) != len(whole.shape) or not whole.contains(box):
-            raise SliceError(f"{tensor}{box} exceeds its tensor of shape {whole.shape}")
+        shape = slices[0].global_shape
+        if not box.fits(shape):
+            raise SliceError(f"{tensor}{box} exceeds its tensor of shape {shape}")
         found = [(item, common) for item in slices if (common := item.box.intersect(box))]
         found.sort(key=lambda pair: (-pair[1].numel, pair[0].nbytes, pair[1].offset))
         rest = [] if box.empty else [box]

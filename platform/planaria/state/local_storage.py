@@ -20,7 +20,7 @@ class LocalBlob:
     In chunks that the processor's cache holds, so that their checksum costs no second way through memory.
     """
 
-    chunk = 1 << 18
+    chunk = 1 << 19
 
     def __init__(self, path: str, handle: BinaryIO) -> None:
         self.path, self._handle = path, handle

@@ -143,3 +143,12 @@ def test_addresses_and_ranks_do_not_hide_a_repeated_error():
 
 def test_user_error_without_message():
     assert str(UserError("AssertionError", "")) == "AssertionError"
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=60), st.integers(1, 4))
+def test_failures_with_progress_never_use_the_budget_up(gains, allowed):
+    history, step = [], 0
+    for number, gain in enumerate(gains, 1):
+        step += gain
+        history.append(Generation(number, step, Failure("node lost", step + 1)))
+        assert FailurePolicy(allowed).decide(history) == Continue(1)

@@ -18,8 +18,8 @@ NARROWEST = 0.02
 MAD_TO_SIGMA = 1.4826
 """Ratio of standard deviation to median absolute deviation of a normal distribution."""
 
-Seat = tuple[int, str]
-"""Rank and node: another process or another place starts with a clean record."""
+Seat = tuple[str, str]
+"""Process and node: another process or another place starts with a clean record."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,13 @@ class Straggler:
     node: str
     ratio: float
     """Its compute time over the median of the other ranks."""
+    member: str = ""
+    """The process that has the rank, if the caller named it."""
+
+    @property
+    def seat(self) -> Seat:
+        """What its record is kept under."""
+        return self.member or f"rank {self.rank}", self.node
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,13 @@ class Standing:
     """Flagged ranks, worst first, with the ratio of the newest window."""
 
 
-def judge(seconds: Mapping[int, Sequence[float]], nodes: Mapping[int, str], before: Standing, ratio: float) -> Standing:
+def judge(
+    seconds: Mapping[int, Sequence[float]],
+    nodes: Mapping[int, str],
+    before: Standing,
+    ratio: float,
+    members: Mapping[int, str] | None = None,
+) -> Standing:
     """Take one more window in.
 
     A rank becomes a straggler after :data:`WINDOWS` windows in a row in which its median is at least ``ratio`` times
@@ -57,6 +70,8 @@ def judge(seconds: Mapping[int, Sequence[float]], nodes: Mapping[int, str], befo
         nodes: node of every rank.
         before: what came out of the windows before.
         ratio: ``elastic.straggler_ratio``, above 1.
+        members: name of the process of every rank. Given, records follow processes to other ranks, which a change
+            of membership may give them; else they stay with ranks.
 
     Raises:
         ValueError: ``ratio`` is not above 1.
@@ -65,23 +80,24 @@ def judge(seconds: Mapping[int, Sequence[float]], nodes: Mapping[int, str], befo
         raise ValueError(f"ratio={ratio} must be above 1")
     medians = {rank: statistics.median(times) for rank, times in seconds.items() if times}
     ratios, far = _compare(medians)
-    flagged = {(item.rank, item.node) for item in before.stragglers}
+    flagged = {item.seat for item in before.stragglers}
     slow: dict[Seat, int] = {}
     calm: dict[Seat, int] = {}
     found: list[Straggler] = []
     for rank, times_slower in ratios.items():
-        seat = (rank, nodes[rank])
+        straggler = Straggler(rank, nodes[rank], times_slower, members[rank] if members is not None else "")
+        seat = straggler.seat
         if seat in flagged:
             quiet = before.calm.get(seat, 0) + 1 if times_slower < (1 + ratio) / 2 else 0
             if quiet < WINDOWS:
                 calm[seat] = quiet
-                found.append(Straggler(rank, nodes[rank], times_slower))
+                found.append(straggler)
         elif times_slower >= ratio and far[rank]:
             streak = before.slow.get(seat, 0) + 1
             if streak < WINDOWS:
                 slow[seat] = streak
             else:
-                found.append(Straggler(rank, nodes[rank], times_slower))
+                found.append(straggler)
     return Standing(slow, calm, tuple(sorted(found, key=lambda item: (-item.ratio, item.rank))))
 
 

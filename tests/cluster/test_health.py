@@ -1,0 +1,115 @@
+"""Jobs that train, but wrongly: they stand still, or their numbers are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.runs import Run, expected_ids, job, train_with, wait_for
+from tests.support.sick import PoisonedRecipe, StuckRecipe
+
+from planaria.data.order import indices
+from planaria.data.skips import batch_of
+from planaria.runtime.local_cluster import LocalCluster
+from planaria.trainer import ElasticTrainer, TrainingFailed
+
+pytestmark = pytest.mark.timeout(240)
+POINTS = 100
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(2) as found:
+        yield found
+
+
+def toy_job(folder: Path, **sections: Any) -> Any:
+    """A job for a recipe of the test's own."""
+    merged = {"train": {"steps": 40, "global_batch": 5, "micro_batch": 3}, "elastic": {"max_workers": 2}} | sections
+    return job(folder, model=None, data={"shuffle": False}, **merged)
+
+
+def test_a_worker_that_stands_still_is_found_and_replaced(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert cluster.nodes
+    flag = tmp_path / "flag"
+    config = toy_job(tmp_path, elastic={"max_workers": 2, "hang_s": 8.0}, checkpoint={"every": 1000})
+    train_with(config, {10: flag.touch}, recipe=StuckRecipe(flag=str(flag)))
+    run = Run(tmp_path)
+    (hang,) = run.of("hang")
+    stacks = Path(hang["text"].rpartition(": ")[2]).read_text()
+    assert "stand_still" in stacks, "the stacks name the line that stands still"
+    assert stacks.count("==== worker-") == 2
+    (taken,) = tmp_path.glob("flag-*")
+    stuck = next(e["member"] for e in run.of("joined") if e["pid"] == int(taken.name.rpartition("-")[2]))
+    assert stuck in [event["member"] for event in run.of("lost")]
+    after = run.of("generation")[1]
+    assert stuck not in after["workers"]
+    assert len(set(run.of("generation")[0]["workers"]) & set(after["workers"])) == 1, "the other one lives on"
+    assert after["source"] == "memory"
+    assert run.ids() == expected_ids(config, POINTS)
+
+
+def test_data_that_make_no_numbers_are_left_out_after_going_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert cluster.nodes
+    # Batches 12 to 14 of 5 samples each, in the order of the data.
+    recipe = PoisonedRecipe(first=60, stop=75)
+    config = toy_job(
+        tmp_path,
+        train={"steps": 17, "global_batch": 5, "micro_batch": 3},
+        elastic={"max_workers": 2, "bad_steps": 3},
+        checkpoint={"every": 5},
+    )
+    ElasticTrainer(config, recipe=recipe).fit()
+    run = Run(tmp_path)
+    assert [event["step"] for event in run.of("skipped")][:3] == [12, 13, 14]
+    (back,) = run.of("rewind")
+    assert (back["to_step"], back["windows"]) == (10, [[12, 14]])
+    assert run.of("generation")[1]["step"] == 10
+    last = {row["step"]: row for row in run.metrics}
+    assert sorted(last) == list(range(17))
+    assert not any(row["skipped"] for row in last.values()), "the poison was left out"
+    expected = {}
+    for step in range(17):
+        at = batch_of(step, [(12, 14)]) * 5
+        expected[step] = sorted(indices(at, at + 5, POINTS, config.seed, False))
+    assert run.ids() == expected
+
+
+def test_numbers_that_stay_wrong_after_going_back_end_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert cluster.nodes
+    config = toy_job(tmp_path, elastic={"max_workers": 2, "bad_steps": 2}, checkpoint={"every": 5})
+    with pytest.raises(TrainingFailed, match="not the data, but that state"):
+        ElasticTrainer(config, recipe=PoisonedRecipe(first=30, stop=POINTS)).fit()
+    assert len(Run(tmp_path).of("rewind")) == 1
+
+
+def test_a_standby_takes_the_place_of_a_worker_that_was_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert cluster.nodes
+    config = job(
+        tmp_path,
+        train={"steps": 400, "global_batch": 6, "micro_batch": 2},
+        elastic={"max_workers": 2, "standbys": 1},
+        checkpoint={"every": 1000, "at_end": False},
+    )
+    killed: list[str] = []
+
+    def watch(status: dict[str, Any]) -> None:
+        run = Run(tmp_path)
+        standbys = {event["member"] for event in run.of("joined") if event["member"].startswith("standby-")}
+        if len(standbys) == 2 and not killed and status["state"] == "running":
+            killed.append("worker-1")
+            os.kill(run.pids("worker-1"), signal.SIGKILL)
+
+    ElasticTrainer(config, watch=watch).fit()
+    run = Run(tmp_path)
+    assert killed, "the job ended before both standbys were ready: give it more steps"
+    first, second = run.of("generation")[:2]
+    promoted = run.of("promoted")[0]["member"]
+    assert second["workers"] == ["worker-0", promoted]
+    assert (second["layout"], second["source"]) == (first["layout"], "memory")
+    assert run.ids() == expected_ids(config, 500)
+    wait_for(lambda: bool(Run(tmp_path).of("finished")), 5, "the end")
