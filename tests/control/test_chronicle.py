@@ -29,13 +29,14 @@ def step(gen: int, number: int, rank: int = 0) -> dict[str, Any]:
         "lr": 0.1,
         "targets": 3,
         "skipped": False,
-        "ids": [rank],
-        "tokens": 5,
-        "bad": [],
         "data_wait_s": 0.0,
         "step_s": 0.1,
         "snapshot_s": 0.0,
     }
+
+
+def share(gen: int, number: int, rank: int) -> dict[str, Any]:
+    return {"t": "share", "gen": gen, "rank": rank, "step": number, "ids": [10 * number + rank], "tokens": 5, "bad": []}
 
 
 class Book:
@@ -63,13 +64,52 @@ def book(tmp_path) -> Book:
     return found
 
 
-def test_a_step_is_recorded_once_all_ranks_have_reported(book: Book) -> None:
+def test_a_step_is_recorded_once_it_is_done_and_all_ranks_have_told_their_shares(book: Book) -> None:
+    book.chronicle.take("worker-0", share(1, 0, rank=0))
     book.chronicle.take("worker-0", step(1, 0, rank=0))
     assert book.rows("ledger") == []
-    book.chronicle.take("worker-1", step(1, 0, rank=1))
+    book.chronicle.take("worker-1", share(1, 0, rank=1))
     assert book.rows("ledger") == [(1, 0)]
     assert book.rows("metrics") == [(1, 0)]
     assert book.begun == [1]
+    assert read_lines(book.folder / "ledger.jsonl")[0]["ids"] == [0, 1]
+    book.chronicle.take("worker-1", share(1, 1, rank=1))
+    book.chronicle.take("worker-0", share(1, 1, rank=0))
+    assert book.rows("ledger") == [(1, 0)], "step 1 is not done yet"
+
+
+def test_a_step_that_counts_though_its_first_rank_died_before_the_report_is_on_record(book: Book) -> None:
+    for number in (0, 1):
+        for rank in (0, 1):
+            book.chronicle.take(f"worker-{rank}", share(1, number, rank))
+    book.chronicle.take("worker-0", step(1, 0))
+    book.chronicle.take("worker-1", step(1, 0, rank=1))
+    book.chronicle.take("worker-1", step(1, 1, rank=1))
+    book.chronicle.settle(book.generations[0], 2)
+    assert book.rows("metrics") == book.rows("ledger") == [(1, 0), (1, 1)]
+
+
+def test_a_share_that_was_never_told_is_marked_as_missing(book: Book) -> None:
+    book.chronicle.take("worker-0", share(1, 0, rank=0))
+    book.chronicle.take("worker-0", step(1, 0))
+    book.chronicle.take("worker-0", share(1, 1, rank=0))  # this step is redone
+    book.chronicle.settle(book.generations[0], 1)
+    (row,) = read_lines(book.folder / "ledger.jsonl")
+    assert (row["step"], row["ids"], row["missing"]) == (0, [0], [1])
+
+
+def test_what_is_said_again_to_a_controller_that_returned_is_not_recorded_twice(book: Book) -> None:
+    sizes = RunRecord(book.folder).sizes()
+    said = [share(1, 0, 0), share(1, 0, 1), step(1, 0), share(1, 1, 0), share(1, 1, 1), step(1, 1)]
+    for message in said[:4]:
+        book.chronicle.take(f"worker-{message['rank']}", message)
+    book.generations[:] = []
+    book.form()
+    later = Chronicle(JOB, RunRecord(book.folder), Status(total_steps=9), book.generations, lambda: None)
+    later.returned(sizes)
+    for message in said:
+        later.take(f"worker-{message['rank']}", message)
+    assert book.rows("metrics") == book.rows("ledger") == [(1, 0), (1, 1)]
 
 
 def test_a_late_word_of_an_earlier_generation_is_no_news_of_this_one(book: Book) -> None:

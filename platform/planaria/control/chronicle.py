@@ -66,6 +66,8 @@ class Chronicle:
                 self.account.ready(generation.phases)
             case "phase" if first_rank:
                 self.account.evaluation(message["phase"] == "evaluate", now)
+            case "share":
+                self._share(generation, message)
             case "step":
                 self._step(generation, message)
             case "checkpoint_skipped" if first_rank:
@@ -77,28 +79,56 @@ class Chronicle:
                 text = f"held out: {percent(message['accuracy'])} right, chance {percent(message['chance'])}"
                 self._tell("evaluation", text, message)
 
-    def _step(self, generation: Generation, message: Message) -> None:
-        first = generation.first_step_at is None
-        generation.note_step(message)
+    def _share(self, generation: Generation, message: Message) -> None:
         for bad in message["bad"]:
             self._bad_sample(bad)
-        if message["rank"] == 0:
-            if first:
-                self._first_step(generation)
-            self._status.note(message, generation)
-            if message["step"] > generation.recorded:  # else it was said again to a controller that has returned
-                self._account_step(message)
-                self._record_step(generation, message)
-        gathered = generation.gather(message)
-        if gathered is not None and message["step"] > generation.ledgered:
-            ids, tokens = gathered
-            generation.ledgered = message["step"]
-            self._record.ledger(message["step"], generation.number, ids, whole=self._job.ledger == "ids")
-            self._status.note_tokens(tokens, message["step_s"])
+        layout, rank = generation.plan.layout, message["rank"]
+        if layout.coords(rank)["tp"] == 0:
+            generation.shares.note(message["step"], layout.dp_rank(rank), message["ids"], message["tokens"])
+            self._account_for(generation, generation.step)
+
+    def _step(self, generation: Generation, message: Message) -> None:
+        if message["rank"] != 0:
+            if message["step"] > generation.recorded:
+                generation.unheard[message["step"]] = message
+            return
+        first = generation.first_step_at is None
+        generation.note_step(message)
+        generation.unheard.pop(message["step"], None)
+        if first:
+            self._first_step(generation)
+        self._status.note(message, generation)
+        if message["step"] > generation.recorded:  # else it was said again to a controller that has returned
+            self._account_step(message)
+            self._record_step(generation, message)
+        self._account_for(generation, message["step"] + 1, message["step_s"])
+
+    def settle(self, generation: Generation, done: int) -> None:
+        """The generation is over, and its state after ``done`` steps is what counts: steps whose first rank, or whose
+        consumers, died before they could report them are done all the same."""
+        for step in sorted(step for step in generation.unheard if step < done):
+            if step > generation.recorded:
+                self._record_step(generation, generation.unheard[step])
+        self._account_for(generation, done, last=True)
+
+    def _account_for(self, generation: Generation, done: int, step_s: float | None = None, last: bool = False) -> None:
+        """Write down what the steps before ``done`` consumed, in order, each once all its consumers have told."""
+        start, dp = max(generation.start_step, generation.ledgered + 1), generation.plan.layout.dp
+        for step in range(start, done):
+            if not last and not generation.shares.complete(step, dp):
+                return
+            consumed = generation.shares.take(step, dp)
+            generation.ledgered = step
+            if consumed.missing and not consumed.ids:
+                continue  # of a step that was done before this life of the controller began to hear
+            whole = self._job.ledger == "ids"
+            self._record.ledger(step, generation.number, consumed.ids, whole=whole, missing=consumed.missing)
+            if step_s is not None:
+                self._status.note_tokens(consumed.tokens, step_s)
 
     def _record_step(self, generation: Generation, message: Message) -> None:
         step = generation.recorded = message["step"]
-        row = {k: v for k, v in message.items() if k not in ("t", "ids", "bad", "rank")}
+        row = {k: v for k, v in message.items() if k not in ("t", "rank")}
         self._record.metrics(row | {"layout": str(generation.plan.layout)})
         if message["skipped"]:
             self._record.event("skipped", f"step {step}: gradient not finite, step skipped", step=step)

@@ -250,6 +250,7 @@ class Controller:
         step = step_of(source)
         generation = Generation(number, chosen, self._cause, self._planned, step, self._change_at, step=step)
         if last is not None:
+            self.chronicle.settle(last, step)
             generation.phases |= last.ending
             if step < last.step:
                 self.record.event(
@@ -473,6 +474,8 @@ class Controller:
             self._conclude_broken(generation)
             return False
         self._judge(policy.Generation(generation.number, generation.highest), generation)
+        if ends <= {End.FINISHED, End.STOPPED}:
+            self.chronicle.settle(generation, generation.step)
         if ends == {End.FINISHED}:
             self._enter(State.FINISHED)
             self.record.event("finished", f"all {self.job.train.steps} steps done", step=generation.step)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from planaria.control.shares import Shares
 from planaria.planner.plan import Plan
 from planaria.runtime.outcome import Outcome
 
@@ -54,8 +55,10 @@ class Generation:
     """When the member that was lost, or hung, was last heard of, if that was long before the fault was found."""
     hung: str = ""
     """That nobody got ahead any more, if that ended it."""
-    _ids: dict[int, dict[int, list[int]]] = field(default_factory=dict)
-    _sums: dict[int, dict[str, int]] = field(default_factory=dict)
+    shares: Shares = field(default_factory=Shares)
+    """What steps that may or may not count have consumed."""
+    unheard: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Reports of other ranks on steps of which the first rank has not reported, by step."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -87,19 +90,3 @@ class Generation:
             self.first_step_at = now
         if message["rank"] == 0:
             self.step = max(self.step, message["step"] + 1)
-
-    def gather(self, message: dict[str, Any]) -> tuple[list[int], int] | None:
-        """Collect ids and tokens of a step over the data-parallel ranks; (ids, tokens) once all have reported."""
-        layout = self.plan.layout
-        rank, step = message["rank"], message["step"]
-        if layout.coords(rank)["tp"] != 0:
-            return None
-        ids = self._ids.setdefault(step, {})
-        sums = self._sums.setdefault(step, {"tokens": 0})
-        ids[layout.dp_rank(rank)] = message["ids"]
-        sums["tokens"] += message["tokens"]
-        if len(ids) < layout.dp:
-            return None
-        del self._ids[step]
-        merged = [index for dp_rank in sorted(ids) for index in ids[dp_rank]]
-        return merged, self._sums.pop(step)["tokens"]

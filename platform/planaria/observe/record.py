@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,15 @@ class RunRecord:
         """Record one executed step."""
         self._append("metrics", {"time": time.time(), **row})
 
-    def ledger(self, step: int, generation: int, ids: list[int], *, whole: bool) -> None:
-        """Record the dataset indices that ``step`` consumed, all ranks together: ``whole``, or as a digest."""
+    def ledger(self, step: int, generation: int, ids: list[int], *, whole: bool, missing: Sequence[int] = ()) -> None:
+        """Record the dataset indices that ``step`` consumed, all ranks together: ``whole``, or as a digest.
+
+        Args:
+            missing: data-parallel ranks whose share is not known.
+        """
         held = {"ids": ids} if whole else {"count": len(ids), "digest": set_digest(ids)}
-        self._append("ledger", {"step": step, "gen": generation, **held})
+        gap = {"missing": list(missing)} if missing else {}
+        self._append("ledger", {"step": step, "gen": generation, **held, **gap})
 
     def journal(self, row: Mapping[str, Any]) -> None:
         """Record what a controller that returns must know."""

@@ -89,10 +89,12 @@ def train(
             # Nothing of this step has been done: the boundary is before it.
             keeping.checkpoint() if stop else keeping.snapshot()
             return End.STOPPED if stop else End.PAUSED
+        # Before the step: whoever completes it has said long before what it consumed, though it may die at once.
+        report(_share_message(step, share))
         result = engine.train_step(share.micro_batches, targets, keeping.poll, partial(at, step))
         at(step, "keep", 0)
         kept_s = keeping.after_step(result.votes)
-        message = _step_message(step, result, share, waited, time.monotonic() - began)
+        message = _step_message(step, result, waited, time.monotonic() - began)
         report(message | {"snapshot_s": kept_s, "complete": keeping.complete})
         every = job.health.check_replicas_every
         if every and engine.step_done % every == 0:
@@ -127,7 +129,17 @@ def _agree(engine: NativeEngine, share: BuiltSlice, requests: Requests) -> tuple
     return total, pause > 0, stop > 0
 
 
-def _step_message(step: int, result: StepResult, share: BuiltSlice, waited: float, took: float) -> dict[str, Any]:
+def _share_message(step: int, share: BuiltSlice) -> dict[str, Any]:
+    return {
+        "t": "share",
+        "step": step,
+        "ids": [index for batch in share.micro_batches for index in batch.ids],
+        "tokens": sum(batch.tokens for batch in share.micro_batches),
+        "bad": [asdict(record) for record in share.bad],
+    }
+
+
+def _step_message(step: int, result: StepResult, waited: float, took: float) -> dict[str, Any]:
     return {
         "t": "step",
         "step": step,
@@ -136,9 +148,6 @@ def _step_message(step: int, result: StepResult, share: BuiltSlice, waited: floa
         "lr": result.lr,
         "targets": result.targets,
         "skipped": result.skipped,
-        "ids": [index for batch in share.micro_batches for index in batch.ids],
-        "tokens": sum(batch.tokens for batch in share.micro_batches),
-        "bad": [asdict(record) for record in share.bad],
         "data_wait_s": waited,
         "step_s": took,
         "compute_s": result.compute_s,
