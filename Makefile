@@ -82,7 +82,7 @@ unit: setup
 
 # One at a time: every one of these starts a cluster of many processes.
 cluster: setup
-	$(VENV)/bin/pytest -m cluster $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m cluster --durations=12 $(PYTEST_ARGS)
 
 soak: setup
 	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster

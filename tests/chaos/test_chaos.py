@@ -29,7 +29,7 @@ from tests.support.undisturbed import undisturbed_losses
 from planaria.config import JobConfig
 from planaria.runtime.local_cluster import LocalCluster
 
-FAULTS = int(os.environ.get("PLANARIA_FAULTS", "11"))
+FAULTS = int(os.environ.get("PLANARIA_FAULTS", "8"))
 SEED = int(os.environ.get("PLANARIA_SEED", "3418"))
 ONLY = tuple(filter(None, os.environ.get("PLANARIA_KINDS", "").split(",")))
 SAMPLES = 500

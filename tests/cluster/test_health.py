@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forms import long_form
 from tests.support.runs import Run, expected_ids, job, train_with, wait_for
 from tests.support.sick import PoisonedRecipe, StuckRecipe
 
@@ -87,6 +88,7 @@ def test_numbers_that_stay_wrong_after_going_back_end_the_job(cluster: LocalClus
     assert len(Run(tmp_path).of("rewind")) == 1
 
 
+@long_form
 def test_a_standby_takes_the_place_of_a_worker_that_was_killed(cluster: LocalCluster, tmp_path: Path) -> None:
     assert cluster.nodes
     config = job(

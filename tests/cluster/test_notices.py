@@ -76,7 +76,7 @@ def test_a_worker_that_gets_a_sigterm_leaves_and_is_replaced(tmp_path: Path) -> 
 def test_when_too_few_would_be_left_the_state_is_saved_and_the_job_waits(tmp_path: Path) -> None:
     config = job(
         tmp_path,
-        train={"steps": 120, "global_batch": 6, "micro_batch": 2},
+        train={"steps": 250, "global_batch": 6, "micro_batch": 2},
         elastic={"min_workers": 2, "max_workers": 2},
         checkpoint={"every": 1000, "at_end": False},
     )
@@ -87,7 +87,7 @@ def test_when_too_few_would_be_left_the_state_is_saved_and_the_job_waits(tmp_pat
             run = Run(tmp_path)
             if status["state"] == "running" and status["step"] >= 20 and not left:
                 left.append(node_of_worker(cluster, run, "worker-1"))
-                drain(left[0].node_id)
+                drain(left[0].node_id, 6.0)
             elif len(left) == 1 and status["state"] == "waiting" and run.of("waiting"):
                 released = {event["member"] for event in run.of("dismissed")}
                 if any(ident.startswith("keeper-") for ident in released):
@@ -100,5 +100,5 @@ def test_when_too_few_would_be_left_the_state_is_saved_and_the_job_waits(tmp_pat
     run = Run(tmp_path)
     assert [len(event["workers"]) for event in run.of("generation")] == [2, 2]
     assert run.of("checkpoint"), "the state was saved before the node was let go"
-    assert [row["step"] for row in run.metrics] == list(range(120))
+    assert [row["step"] for row in run.metrics] == list(range(250))
     assert run.ids() == expected_ids(config, 500)

@@ -17,7 +17,7 @@ from tests.support.runs import Run, expected_ids, job, node_of_worker
 from planaria.runtime.local_cluster import LocalCluster
 from planaria.trainer import ElasticTrainer
 
-KILLS = int(os.environ.get("PLANARIA_KILLS", "2"))
+KILLS = int(os.environ.get("PLANARIA_KILLS", "1"))
 SEED = int(os.environ.get("PLANARIA_SEED", "1"))
 NODES = 3
 

@@ -369,7 +369,8 @@ class Controller:
         for slot in self.staff.slots():
             if slot.id not in generation.members:
                 spares.setdefault(slot.node, []).append(slot.id)
-        return drain(self.staff.leaving, running, spares, self.seen.step_s, time.monotonic(), self.job.elastic)
+        steps, now = self.seen.step_s, time.monotonic()
+        return drain(self.staff.leaving, running, spares, steps, now, self.job.elastic, self.custody.save_s)
 
     def _leave(self, generation: Generation, who: str, left: int) -> None:
         too_few = left < self.job.elastic.min_workers

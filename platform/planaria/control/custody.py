@@ -22,6 +22,8 @@ from planaria.observe.record import RunRecord
 from planaria.state.errors import CheckpointError
 from planaria.state.vault import Vault
 
+FIRST_SAVE_S = 2.0
+"""What a checkpoint is expected to take as long as none was made."""
 Message = dict[str, Any]
 Source = MemorySource | int | None
 """Where a state is: in memory, in the checkpoint of a step, or nowhere yet: the initial weights."""
@@ -59,6 +61,8 @@ class Custody:
         )
         self._resume = Resume(self._vault, job, root, record.event)
         self._drains = Drains(self._vault, tell)
+        self.save_s = FIRST_SAVE_S
+        """Seconds from a snapshot to its durable checkpoint, the last time."""
 
     def claim(self, holder: str) -> None:
         """From now on an earlier controller of this run that still lives, cut off somewhere, commits no more."""
@@ -156,6 +160,7 @@ class Custody:
         self._drains.over(event)
         fields = {"step": event.step, "gen": event.generation, "took_s": event.seconds}
         if event.problem is None:
+            self.save_s = event.seconds
             self._view.checkpoint_step = max(event.step, self._view.checkpoint_step or 0)
             self._record.event("checkpoint", f"checkpoint of step {event.step} is durable", **fields)
         elif event.fenced:
