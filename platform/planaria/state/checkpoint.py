@@ -18,6 +18,7 @@ from planaria.state.manifest import NAME, Manifest, ManifestError
 from planaria.state.scratch import Memory, Scratch
 from planaria.state.shard import Shard
 from planaria.state.storage import Blob, FileOpener, Storage
+from planaria.state.uncollected import uncollected
 
 _ELSEWHERE = 1 << 28
 """Bytes to hold on the CPU, at about most, of what goes to other devices or is converted."""
@@ -47,6 +48,7 @@ class Checkpoint:
         self._bytes: dict[tuple[str, str], SliceBytes] = {}
 
     @classmethod
+    @uncollected()
     def open(cls, storage: Storage, folder: str) -> Checkpoint:
         """Open ``folder`` after a shallow check: manifest and its checksum, size and header of every file.
 
@@ -121,6 +123,7 @@ class Checkpoint:
         self.read_into([(tensor, box, out)])
         return out
 
+    @uncollected()
     def read_into(self, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:
         """Like :meth:`read`, for many boxes, each into a tensor of its shape, converted to its dtype and device.
 
