@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import re
@@ -13,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+import _report as report
 import planaria
 from _measure import NoRecovery, Step, measure
 from _peers.work import Work
@@ -187,3 +189,17 @@ def is_marked(pid: int, mark: str) -> bool:
         return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
+
+
+def settings(contender: str) -> dict[str, Any]:
+    """How a contender is set up, for a reader."""
+    module, stock = CONTENDERS[contender]
+    found: dict[str, Any] = importlib.import_module(f"_peers.{module}").settings(stock)
+    return found
+
+
+def setting_table(work: Mapping[str, Any], contenders: list[str]) -> report.Table:
+    """What all have in common, then each contender's own settings."""
+    trees = {"all": work} | {name: settings(name) for name in contenders}
+    lines = [[name, key, str(value)] for name, tree in trees.items() for key, value in tree.items()]
+    return report.Table("Settings", ("contender", "setting", "value"), lines)

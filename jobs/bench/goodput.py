@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib
 import itertools
 import signal
 import sys
@@ -23,7 +22,7 @@ from _measure import NoRecovery, Step, productive
 from _peers.fault import over
 from _peers.planaria_job import run_dir
 from _peers.work import Work
-from _runs import CONTENDERS, carried_out, load
+from _runs import CONTENDERS, carried_out, load, setting_table, settings
 from planaria.observe.record import read_lines
 from planaria.observe.text import goodput_rows
 
@@ -180,7 +179,7 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
         about=ABOUT.replace("\n", " "),
         machine=report.machine(date),
         versions=report.versions(),
-        settings={"work": _work(work), "contenders": {name: _settings(name) for name in names}},
+        settings={"work": _work(work), "contenders": {name: settings(name) for name in names}},
         rows=rows,
         figures={name: value for name, value in values.items() if value is not None},
         tables=[
@@ -189,7 +188,7 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
                 _comparison(rows, names, work),
                 _absent(rows),
                 _own_account(rows),
-                _setting_table(work, names),
+                setting_table(_work(work), names),
             )
             if table.rows
         ],
@@ -252,18 +251,6 @@ def _work(work: Work) -> dict[str, Any]:
         "seconds": work.lasts_s,
         "node lost and returned at": "; ".join(f"{lost:g} s, {returned:g} s" for lost, returned in work.outages),
     }
-
-
-def _settings(name: str) -> dict[str, Any]:
-    module, stock = CONTENDERS[name]
-    found: dict[str, Any] = importlib.import_module(f"_peers.{module}").settings(stock)
-    return found
-
-
-def _setting_table(work: Work, names: list[str]) -> report.Table:
-    trees = {"all": _work(work)} | {name: _settings(name) for name in names}
-    lines = [[name, key, str(value)] for name, tree in trees.items() for key, value in tree.items()]
-    return report.Table("Settings", ("contender", "setting", "value"), lines)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib
 import signal
 import sys
 import time
@@ -18,7 +17,7 @@ from rich.console import Console
 
 import _report as report
 from _peers.work import Work
-from _runs import CONTENDERS, run
+from _runs import CONTENDERS, run, setting_table, settings
 
 LIMIT_S = 240.0
 QUICK_S = 170.0
@@ -104,12 +103,12 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
         about=ABOUT.replace("\n", " "),
         machine=report.machine(date),
         versions=report.versions(),
-        settings={"work": _work(work), "contenders": {name: _settings(name) for name in names}},
+        settings={"work": _work(work), "contenders": {name: settings(name) for name in names}},
         rows=rows,
         figures={name: value for name, value in figures.items() if value is not None},
         tables=[
             table
-            for table in (_comparison(rows, names), _absent(rows), _phases(rows), _setting_table(work, names))
+            for table in (_comparison(rows, names), _absent(rows), _phases(rows), setting_table(_work(work), names))
             if table.rows
         ],
     )
@@ -163,18 +162,6 @@ def _work(work: Work) -> dict[str, Any]:
         "node_killed_after_step": work.kill_after,
         "victim": "node of the last rank",
     }
-
-
-def _settings(name: str) -> dict[str, Any]:
-    module, stock = CONTENDERS[name]
-    found: dict[str, Any] = importlib.import_module(f"_peers.{module}").settings(stock)
-    return found
-
-
-def _setting_table(work: Work, names: list[str]) -> report.Table:
-    trees = {"all": _work(work)} | {name: _settings(name) for name in names}
-    lines = [[name, key, str(value)] for name, tree in trees.items() for key, value in tree.items()]
-    return report.Table("Settings", ("contender", "setting", "value"), lines)
 
 
 if __name__ == "__main__":

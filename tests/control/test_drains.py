@@ -174,3 +174,16 @@ def test_attempts_are_told_apart_by_generation(attempts: Attempts) -> None:
     assert not attempts.drains.pending(1)
     assert attempts.drains.pending(2)
     assert not attempts.drains.pending(3)
+
+
+def test_a_keeper_is_waited_for_until_its_last_shard_is_there(attempts: Attempts) -> None:
+    attempts.begin()
+    assert attempts.drains.waits_for("n0")
+    attempts.drains.take(attempts.drained(0))
+    assert attempts.drains.waits_for("n0"), "its other rank's shard is missing"
+    attempts.drains.take(attempts.drained(1))
+    assert not attempts.drains.waits_for("n0")
+    assert attempts.drains.waits_for("n1")
+    attempts.drains.lost("n1")
+    assert not attempts.drains.waits_for("n1"), "the attempt is over"
+    assert attempts.answer().problem

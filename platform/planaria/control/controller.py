@@ -398,7 +398,7 @@ class Controller:
         elif not self.generations or self.generations[-1].step == self.view.checkpoint_step:
             needed = set()  # the state is durable
         for member in staff.on_nodes(staff.leaving):
-            kept = staff.is_keeper(member.ident) and member.node in needed
+            kept = staff.is_keeper(member.ident) and (member.node in needed or self.custody.needs(member.node))
             if member.ident not in at_work and not kept and staff.dispensable(member.ident):
                 self._dismiss(member.ident, "its node is to leave", generation)
         for ident in staff.quitting - at_work:
@@ -408,10 +408,11 @@ class Controller:
     def _dismiss(self, ident: str, why: str, generation: Generation | None) -> None:
         if self.staff.dismiss(ident, why):
             self.beacon.cut(ident)
+            member = self.staff.keepers.get(ident)
             if self.staff.is_loader(ident):
                 self._tell_loaders(generation)
-            elif self.staff.is_keeper(ident):
-                self.custody.announce_ring()
+            elif member is not None:
+                self.custody.keeper_lost(member.node)
 
     def _hung(self, generation: Generation) -> bool:
         """Whether a member says nothing any more, or all talk but none gets ahead."""

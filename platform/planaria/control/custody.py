@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from planaria.config import JobConfig, vault_root
@@ -97,9 +97,10 @@ class Custody:
         """Training leaves these batches out from now on, and in states from before."""
         self._resume.windows = windows
 
-    def states(self) -> set[int]:
-        """Steps done in the states that training could go back to."""
-        return {0} | {info.step for info in self._vault.list("shallow") if info.intact}
+    def states(self) -> Iterator[int]:
+        """Steps done in the states that training could go back to; the vault is asked only when somebody looks."""
+        yield 0
+        yield from (info.step for info in self._vault.list("shallow") if info.intact)
 
     def rewind(self, step: int, generation: int) -> None:
         """Give up everything that was reached after ``step``, up to the end of ``generation``."""
@@ -169,6 +170,10 @@ class Custody:
             generations[event.generation - 1].problems[event.step] = event.problem
             text = f"checkpoint failed: {event.problem}"
             self._record.event("checkpoint_failed", text, problem=event.problem, **fields)
+
+    def needs(self, node: str) -> bool:
+        """Whether a checkpoint is still being written from the memory of ``node``."""
+        return self._drains.waits_for(node)
 
     def pending(self, generation: Generation) -> bool:
         """Whether a checkpoint of the generation is on its way."""

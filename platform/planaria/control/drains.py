@@ -34,6 +34,11 @@ class _Drain:
     closing: bool = False
     """Whether it is being committed or removed."""
 
+    @property
+    def missing(self) -> set[str]:
+        """Nodes that have yet to write a shard."""
+        return {node for rank, node in enumerate(self.nodes) if rank not in self.shards}
+
 
 class Drains:
     """All attempts that are under way; called from the controller's thread.
@@ -80,9 +85,12 @@ class Drains:
     def lost(self, node: str) -> None:
         """The keeper of ``node`` is gone, and with it what it has not written yet."""
         for drain in list(self._open.values()):
-            missing = {at for rank, at in enumerate(drain.nodes) if rank not in drain.shards}
-            if node in missing and not drain.closing:
+            if node in drain.missing and not drain.closing:
                 self._close(drain, f"node {node[:8]} was lost while it wrote its part")
+
+    def waits_for(self, node: str) -> bool:
+        """Whether the keeper of ``node`` has yet to write something."""
+        return any(node in drain.missing and not drain.closing for drain in self._open.values())
 
     def known(self, generation: int, step: int) -> None:
         """What may still be told of this attempt is of no interest: the checkpoint is durable."""

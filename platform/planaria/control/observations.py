@@ -4,9 +4,8 @@ times come in, nothing is read from a clock.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +110,7 @@ class Observations:
 
     # -- numerical faults --------------------------------------------------------------------------
 
-    def numbers(self, done: int, states: set[int]) -> Proceed | RollBack | GiveUp:
+    def numbers(self, done: int, states: Iterable[int]) -> Proceed | RollBack | GiveUp:
         """What to do about steps that changed nothing since their gradients were not finite.
 
         Args:
@@ -152,8 +151,3 @@ class Observations:
         undone = growths_undone(self._stays, self._change_s)
         waiting = 0.0 if self._more_since is None else now - self._more_since
         return Calm(quiet_s, waiting, settle_time(self.job.elastic.settle_s, self._change_s, undone))
-
-    @property
-    def usual_step_s(self) -> float | None:
-        """The median of the recent step times."""
-        return statistics.median(self.step_s) if self.step_s else None

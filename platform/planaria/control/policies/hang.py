@@ -12,11 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.config import JobConfig
+from planaria.runtime.progress import BEFORE, WITHIN
 
-BEFORE = ("forming", "building", "restoring")
-"""What comes before a generation's first step, in order."""
-WITHIN = ("data", "agree", "step", "reduce", "update", "keep", "checkpoint", "evaluate")
-"""What a step consists of, in order, and what may follow it."""
 LONG = frozenset({"checkpoint", "evaluate"})
 """Phases that take no share of a step, and whose length step times do not tell."""
 
