@@ -79,6 +79,11 @@ class Layout:
         at = self.coords(rank)
         return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
 
+    def speaks_for_replica(self, rank: int) -> bool:
+        """Whether ``rank`` is the first of those that share one slice of the batch: what they all know counts once."""
+        at = self.coords(rank)
+        return at["pp"] == at["cp"] == at["tp"] == 0
+
     def groups(self, *axes: str) -> Iterator[list[int]]:
         """Rank lists of the process groups that span ``axes`` (one list per group, ranks in order)."""
         self._check_axes(axes)

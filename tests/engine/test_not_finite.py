@@ -14,7 +14,7 @@ from tests.support.vlm import engine_of, step
 from torch import Tensor, nn
 
 from planaria.config import parse
-from planaria.engine.native import StepResult
+from planaria.engine.protocol import StepResult
 from planaria.engine.schedule import lr_factor
 from planaria.layout import Layout
 from planaria.runtime.groups import Groups

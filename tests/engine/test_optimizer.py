@@ -13,8 +13,8 @@ from tests.support.vlm import engine_of, step, vlm_job
 from torch import Tensor, nn
 
 from planaria.config import JobConfig, OptimConfig, parse
-from planaria.engine.native import UPDATES
 from planaria.engine.optimizer import ShardedOptimizer
+from planaria.engine.protocol import UPDATES
 from planaria.engine.sharded import Shard
 from planaria.engine.tensor_parallel import TPCut
 from planaria.layout import Layout

@@ -14,7 +14,7 @@ from tests.support.vlm import Held, Reference, assemble, batches, engine_of, hel
 from torch import Tensor
 
 from planaria.config import JobConfig
-from planaria.engine.native import StepResult
+from planaria.engine.protocol import StepResult
 from planaria.layout import Layout
 from planaria.models.vlm import VLMRecipe
 from planaria.runtime.groups import Groups

@@ -16,7 +16,7 @@ from tests.support.ranks import RankPool
 from torch.distributed.device_mesh import init_device_mesh
 
 from planaria.layout import Layout
-from planaria.runtime.groups import MESH_AXES, Groups, Interrupted, host_store
+from planaria.runtime.groups import ALWAYS, Groups, Interrupted, host_store
 from planaria.runtime.sockets import socket_inodes
 
 RETURN_LIMIT_S = 2.0
@@ -121,7 +121,7 @@ def _form_up_to_the_ports(groups: Groups) -> None:
     r = groups.rendezvous
     client = dist.TCPStore(r.store_host, r.store_port, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=dist.PrefixStore(f"gen-{r.generation}", client), rank=r.rank, world_size=2)
-    init_device_mesh("cpu", (1, 2, 1), mesh_dim_names=MESH_AXES)
+    init_device_mesh("cpu", (1, 2, 1), mesh_dim_names=ALWAYS)
     time.sleep(RETURN_LIMIT_S + 2.0)
     dist.destroy_process_group()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planaria.config import JobConfig, parse
-from planaria.engine.native import StepResult
+from planaria.engine.protocol import StepResult
 from planaria.objectives.evaluate import Scores
 from planaria.runtime import loop
 from planaria.runtime.outcome import End

@@ -16,7 +16,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.engine.native import Held
+from planaria.engine.protocol import Held
 from planaria.layout import AXES, Layout
 from planaria.memory.client import announce_ring
 from planaria.memory.coverage import Holding

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from planaria.engine.native import NativeEngine
+from planaria.engine.protocol import Engine
 from planaria.state.vault import Vault
 
 
-def save(engine: NativeEngine, vault: Vault, token: str) -> None:
+def save(engine: Engine, vault: Vault, token: str) -> None:
     """Save the state after ``engine.step_done`` steps; collective."""
     writer = vault.writer(engine.step_done, token)
     gathered: list[list[object]] = [[] for _ in range(dist.get_world_size())]

@@ -135,7 +135,7 @@ def lone_mesh(device: torch.device) -> Iterator[DeviceMesh]:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from planaria.runtime.groups import MESH_AXES
+    from planaria.runtime.groups import ALWAYS
     from planaria.runtime.worker import bind_gloo
 
     before = {name: os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
@@ -143,7 +143,7 @@ def lone_mesh(device: torch.device) -> Iterator[DeviceMesh]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield init_device_mesh(device.type, (1, 1, 1), mesh_dim_names=MESH_AXES)
+        yield init_device_mesh(device.type, (1, 1, 1), mesh_dim_names=ALWAYS)
     finally:
         dist.destroy_process_group()
         for name, value in before.items():

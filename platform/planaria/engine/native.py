@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,8 @@ from planaria.config import JobConfig
 from planaria.engine.compute_time import compute_clock
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.optimizer import ShardedOptimizer
+from planaria.engine.passes import AccumulatedPasses, Passes
+from planaria.engine.protocol import UPDATES, Held, StepResult
 from planaria.engine.replicas import compare
 from planaria.engine.sharded import fsdp_modules, shard_model
 from planaria.layout import AXES, Layout, LayoutError
@@ -23,45 +24,6 @@ from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.replicas import Comparison
 from planaria.state.writer import Piece
-
-UPDATES = "optim/updates"
-"""Name of the scalar that counts the optimizer's updates."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step did; equal on all ranks but for ``compute_s``."""
-
-    loss: float
-    """Mean loss per target over the global batch."""
-    grad_norm: float
-    lr: float
-    targets: int
-    skipped: bool
-    """True if the gradient was not finite: no rank has changed its parameters."""
-    votes: tuple[int, ...] = ()
-    """Sums over all ranks of what each one's ``poll`` said."""
-    compute_s: float | None = None
-    """How long this rank itself needs, waiting for others left out (:mod:`planaria.engine.compute_time`)."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """One tensor of the training state as this rank holds it.
-
-    Attributes:
-        tensor: global name.
-        global_shape: shape of the whole tensor.
-        box: the part that ``value`` fills.
-        axes: mesh axes over which the box is replicated.
-        value: on the engine's device; shares memory with the state.
-    """
-
-    tensor: str
-    global_shape: tuple[int, ...]
-    box: Box
-    axes: Collection[str]
-    value: Tensor
 
 
 class NativeEngine:
@@ -101,7 +63,11 @@ class NativeEngine:
         self.optimizer = ShardedOptimizer(self.shards, job.optim, job.train.steps, lr_scale)
         self._units, self._unit_names = list(fsdp_modules(self.model)), rules.units
         self._compute = compute_clock(device, job.train.precision)
-        self._rank, self._tp_rank = mesh.get_rank(), mesh.get_local_rank("tp")
+        self._rank = mesh.get_rank()
+        self._at = layout.coords(self._rank)
+        self._passes: Passes = AccumulatedPasses(
+            recipe, self.model, self._units, layout, counts_loss=self._at["tp"] == 0
+        )
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -166,13 +132,8 @@ class NativeEngine:
         self.model.train()
         # Dropout masks are alike in a tensor-parallel group, where ranks hold the same activations.
         torch.manual_seed(seed_of(self.job.seed, f"step {self.step_done} dp {self.layout.dp_rank(self._rank)}"))
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        for index, batch in enumerate(micro_batches):
-            at("step", index)
-            self._reduce_gradients(last=index == len(micro_batches) - 1)
-            loss = self.recipe.loss(self.model, self._to_device(batch))
-            (loss / max(1, total_targets)).backward()
-            loss_sum += loss.detach().double()
+        batches = [self._to_device(batch) for batch in micro_batches]
+        loss_sum = self._passes.run(batches, 1.0 / max(1, total_targets), at)
         at("reduce", 0)
         self._sum_partial_gradients()
         squares, counted_loss, votes = self._global_sums(loss_sum, poll())
@@ -205,15 +166,6 @@ class NativeEngine:
         for module in self._units:  # without a backward pass the root stays gathered, and would outlive a load()
             module.reshard()
         return scores
-
-    def _reduce_gradients(self, *, last: bool) -> None:
-        """Before each micro-batch: where gradients are sharded, every one is reduce-scattered, so that they never
-        need more memory than their shard; what costs no memory to postpone is sent once, after the last."""
-        for module in self._units:
-            if self.layout.dp_shard > 1:
-                module.set_requires_all_reduce(last, recurse=False)
-            else:
-                module.set_requires_gradient_sync(last, recurse=False)
 
     def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
         # Arrays from the object store are read-only; torch wants writable memory.
@@ -249,8 +201,7 @@ class NativeEngine:
         for replicas, grads in by_replicas.items():
             norms = torch._foreach_norm(grads, 2, torch.float64)
             squares += torch.stack(norms).square().sum() / replicas
-        own_loss = loss_sum if self._tp_rank == 0 else torch.zeros_like(loss_sum)
-        sums = torch.cat([torch.stack([squares, own_loss]), torch.tensor(votes, dtype=squares.dtype).to(self.device)])
+        sums = torch.cat([torch.stack([squares, loss_sum]), torch.tensor(votes, dtype=squares.dtype).to(self.device)])
         dist.all_reduce(sums)
         total_squares, total_loss, *counted = sums.tolist()
         return total_squares, total_loss, tuple(map(int, counted))

@@ -10,8 +10,8 @@ from torch import nn
 
 from planaria.config import JobConfig
 from planaria.engine.initial import DTYPES, build
-from planaria.engine.native import UPDATES
 from planaria.engine.optimizer import STATE_KEYS
+from planaria.engine.protocol import UPDATES
 from planaria.exchange.errors import ExchangeError
 from planaria.models.hub_names import HubNames
 from planaria.models.vlm import VLMRecipe

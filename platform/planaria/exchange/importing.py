@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from planaria.engine.native import UPDATES
+from planaria.engine.protocol import UPDATES
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError
 from planaria.exchange.matching import Match

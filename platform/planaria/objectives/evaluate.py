@@ -11,7 +11,7 @@ import torch.distributed as dist
 from planaria.config import JobConfig
 from planaria.data.builder import EvalBatch
 from planaria.data.plan import micro_batch_plan
-from planaria.engine.native import NativeEngine
+from planaria.engine.protocol import Engine
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Scores:
     """Expected accuracy of a guess among the answers that each question admits."""
 
 
-def evaluate(engine: NativeEngine, held_out: Callable[[int, int, int], EvalBatch], size: int, job: JobConfig) -> Scores:
+def evaluate(engine: Engine, held_out: Callable[[int, int, int], EvalBatch], size: int, job: JobConfig) -> Scores:
     """Score up to ``job.evaluate.samples`` held-out samples; collective, the same answer on every rank."""
     total = min(job.evaluate.samples, size)
     plan = micro_batch_plan(total, engine.layout.dp, job.train.micro_batch)
@@ -45,7 +45,7 @@ def evaluate(engine: NativeEngine, held_out: Callable[[int, int, int], EvalBatch
                 right = float(scores[row])
                 asked = float(admitted > 0)
                 counts += torch.tensor([1.0, right, asked, right * asked, 1.0 / admitted if admitted else 0.0])
-    if engine.mesh.get_local_rank("tp") > 0:
+    if not engine.layout.speaks_for_replica(dist.get_rank()):
         counts.zero_()
     dist.all_reduce(counts)
     samples, right, questions, answered, chance = counts.tolist()

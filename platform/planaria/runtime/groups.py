@@ -20,10 +20,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planaria.layout import Layout
+from planaria.layout import AXES, Layout
 from planaria.runtime.sockets import Address, ConnectionSet, listening_ports, socket_inodes
 
-MESH_AXES = ("dp_replicate", "dp_shard", "tp")
+ALWAYS = ("dp_replicate", "dp_shard", "tp")
+"""Axes that every mesh has: FSDP2 and the engine take a group of one as they take any other."""
+
+
+def mesh_axes(layout: Layout) -> tuple[str, ...]:
+    """Axes of the mesh of ``layout``, slowest first; ``pp`` and ``cp`` only where there are several ranks on them."""
+    return tuple(axis for axis in AXES if axis in ALWAYS or getattr(layout, axis) > 1)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Groups:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """Mesh with the axes ``dp_replicate``, ``dp_shard``, ``tp``."""
+        """Mesh with the axes of :func:`mesh_axes`."""
         assert self._mesh is not None, "form() first"
         return self._mesh
 
@@ -89,8 +95,6 @@ class Groups:
         """
         r = self.rendezvous
         layout = r.layout
-        if layout.pp > 1 or layout.cp > 1:
-            raise ValueError(f"layout {layout}: pp and cp have no process groups yet")
         try:
             client = dist.TCPStore(
                 r.store_host,
@@ -112,8 +116,9 @@ class Groups:
                 device_id=self.device if self.device.type == "cuda" else None,
             )
             self._check()
-            shape = (layout.dp_replicate, layout.dp_shard, layout.tp)
-            self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=MESH_AXES)
+            axes = mesh_axes(layout)
+            shape = tuple(getattr(layout, axis) for axis in axes)
+            self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
             if layout.dp_replicate > 1:
                 self._mesh["dp_replicate", "dp_shard"]
             self._adopt_connections(store)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from planaria.config import JobConfig
-from planaria.engine.native import NativeEngine
+from planaria.engine.protocol import Engine
 from planaria.layout import Layout
 from planaria.memory.placement import duty
 from planaria.memory.snapshots import Snapshots
@@ -24,7 +24,7 @@ WAIT_S = 600.0
 Report = Callable[[dict[str, Any]], None]
 
 
-def describe(engine: NativeEngine, rank: int, nodes: Sequence[str]) -> Table:
+def describe(engine: Engine, rank: int, nodes: Sequence[str]) -> Table:
     """What ``rank`` keeps in its node's memory: each slice once per node.
 
     Args:
@@ -76,7 +76,7 @@ class Keeping:
         self,
         snapshots: Snapshots,
         table: Table,
-        engine: NativeEngine,
+        engine: Engine,
         job: JobConfig,
         token: str,
         durable: int | None,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from planaria.config import JobConfig
 from planaria.data.builder import BuiltSlice, EvalBatch
-from planaria.engine.native import NativeEngine, StepResult
+from planaria.engine.protocol import Engine, StepResult
 from planaria.objectives.evaluate import evaluate
 from planaria.observe.record import finite
 from planaria.recipe import ScoredRecipe
@@ -59,7 +59,7 @@ class Requests:
 
 
 def train(
-    engine: NativeEngine,
+    engine: Engine,
     feed: Feed,
     keeping: Keeping,
     job: JobConfig,
@@ -116,13 +116,14 @@ def train(
     return End.FINISHED
 
 
-def _agree(engine: NativeEngine, share: BuiltSlice, requests: Requests) -> tuple[int, bool, bool]:
+def _agree(engine: Engine, share: BuiltSlice, requests: Requests) -> tuple[int, bool, bool]:
     """(targets in the global batch, pause?, stop?): the same answer on every rank.
 
     Counts are integers on the CPU, so the sum is exact and no device is made to wait.
     """
-    first_tp = engine.mesh.get_local_rank("tp") == 0
-    targets = sum(batch.targets for batch in share.micro_batches) if first_tp else 0
+    # The ranks of one replica hold the same share: it counts once.
+    speaks = engine.layout.speaks_for_replica(dist.get_rank())
+    targets = sum(batch.targets for batch in share.micro_batches) if speaks else 0
     votes = torch.tensor([targets, int(requests.pause), int(requests.stop)], dtype=torch.int64)
     dist.all_reduce(votes)
     total, pause, stop = votes.tolist()

@@ -17,7 +17,8 @@ import torch
 
 from planaria.config import JobConfig, vault_root
 from planaria.engine.initial import build, first_state
-from planaria.engine.native import NativeEngine
+from planaria.engine.make import make_engine
+from planaria.engine.protocol import Engine
 from planaria.memory.recall import MemorySource, MemoryState
 from planaria.memory.snapshots import Snapshots
 from planaria.memory.wire import KeeperAddress, KeeperLink
@@ -179,7 +180,7 @@ class Worker:
         mesh = groups.form()
         clock = _lap(outcome, "form", clock)
         progress.at(order.step, "building")
-        engine = NativeEngine(spec.recipe, spec.job, rendezvous.layout, mesh, self.device)
+        engine = make_engine(spec.recipe, spec.job, rendezvous.layout, mesh, self.device)
         clock = _lap(outcome, "build", clock)
         progress.at(order.step, "restoring")
         self._restore(engine, order)
@@ -192,7 +193,7 @@ class Worker:
             outcome.step = engine.step_done
             keeping.close()
 
-    def _restore(self, engine: NativeEngine, order: Order) -> None:
+    def _restore(self, engine: Engine, order: Order) -> None:
         spec = self.spec
         if isinstance(order.source, MemorySource):
             node = order.nodes[order.rendezvous.rank]
@@ -205,7 +206,7 @@ class Worker:
 
     def _open_keeping(
         self,
-        engine: NativeEngine,
+        engine: Engine,
         order: Order,
         report: Report,
         interrupted: Callable[[], bool],

@@ -1,0 +1,22 @@
+"""Which engine runs a job on a layout."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from planaria.config import JobConfig
+from planaria.engine.native import NativeEngine
+from planaria.engine.protocol import Engine
+from planaria.layout import Layout
+from planaria.recipe import Recipe
+
+
+def make_engine(recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> Engine:
+    """The engine of ``job``, its model cut for this rank of ``layout``; no state has been loaded yet.
+
+    Raises:
+        LayoutError: the engine cannot run the layout.
+        ShardingError: the model cannot be cut so.
+    """
+    return NativeEngine(recipe, job, layout, mesh, device)
