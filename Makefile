@@ -9,7 +9,7 @@
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
 # PIP_ARGS=...     more arguments for pip install, e.g. an index that holds CPU-only wheels of torch
 # PYTEST_ARGS=...  more arguments for pytest, e.g. -k checkpoint
-# JOBS=...         test processes of make unit (default: 2)
+# JOBS=...         test processes of make unit and make cluster (default: 2)
 # BENCH_ARGS=...   more arguments for every benchmark, e.g. --quick
 
 SHELL := /bin/bash
@@ -80,9 +80,10 @@ test: lint unit cluster
 unit: setup
 	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile -m 'not cluster' $(PYTEST_ARGS)
 
-# One at a time: every one of these starts a cluster of many processes.
+# Two at a time: every one of these starts a cluster of many processes, which wait for one another most of the time.
 cluster: setup
-	$(VENV)/bin/pytest -m cluster --durations=12 $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadgroup -m 'cluster and not solo' --durations=12 $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m 'cluster and solo' $(PYTEST_ARGS)
 
 soak: setup
 	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster
