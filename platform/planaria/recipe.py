@@ -74,7 +74,8 @@ class ShardingRules:
     sequence parallelism these must work position by position.
 
     ``sequence_parallel``: one (first unit, module after the last unit) pair per stack of units whose
-    activations [batch, sequence, hidden] may be sharded along the sequence between attention and MLP.
+    activations [batch, sequence, hidden] may be sharded along the sequence between attention and MLP. Units of the
+    stack before the first one keep whole sequences.
     """
 
     units: tuple[str, ...] = ()
@@ -82,6 +83,8 @@ class ShardingRules:
     rowwise: frozenset[str] = frozenset()
     replicate: frozenset[str] = frozenset()
     sequence_parallel: tuple[tuple[str, str], ...] = ()
+    head_attributes: frozenset[str] = frozenset()
+    """Integer attributes of modules with colwise leaves that their forward reshapes heads by, and TP divides."""
     vocabulary_head: str | None = None
     """Name of an untied output ``nn.Linear`` that TP splits by vocabulary."""
     heads: Mapping[str, int] = field(default_factory=dict)

@@ -19,6 +19,8 @@ from planaria.engine import collectives as c
 from planaria.recipe import ShardingRules
 
 SEQUENCE_ARGUMENT = "hidden_states"
+OTHER_ARGUMENT = "cross_attention_states"
+"""What a module with split projections may take beside its hidden states; whole on every rank."""
 
 
 class ShardingError(ValueError):
@@ -96,8 +98,12 @@ def apply_tensor_parallel(
 
 
 def _sequence_units(rules: ShardingRules) -> frozenset[str]:
-    stacks = {first.rpartition(".")[0] for first, _ in rules.sequence_parallel}
-    return frozenset(unit for unit in rules.units if unit.rpartition(".")[0] in stacks)
+    found: set[str] = set()
+    for first, _ in rules.sequence_parallel:
+        stack = first.rpartition(".")[0]
+        units = [unit for unit in rules.units if unit.rpartition(".")[0] == stack]
+        found.update(units[units.index(first) :])
+    return frozenset(found)
 
 
 def _cut_unit(
@@ -141,7 +147,13 @@ def _cut_unit(
             "connection (attention, MLP); regroup the layers, or keep them whole with replicate"
         )
     for parent in split_parents:
-        _hook_input(unit.get_submodule(parent), c.gather_sequence if sequence else c.copy_to_tp, group)
+        owner = unit.get_submodule(parent)
+        _hook_input(owner, c.gather_sequence if sequence else c.copy_to_tp, group)
+        _hook_other_input(owner, group)
+        for attribute in rules.head_attributes:
+            count = getattr(owner, attribute, None)
+            if isinstance(count, int):
+                setattr(owner, attribute, count // group.size())
     _mark_partial(unit, unit_name, split_parents, sequence, cuts)
     return uncovered
 
@@ -200,6 +212,16 @@ def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) ->
                 f"{SEQUENCE_ARGUMENT}="
             )
         return args, kwargs | {SEQUENCE_ARGUMENT: collective(kwargs[SEQUENCE_ARGUMENT], group)}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _hook_other_input(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Sum the gradient of :data:`OTHER_ARGUMENT`, of which each rank's heads give a share."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        other = kwargs.get(OTHER_ARGUMENT)
+        return args, kwargs if other is None else kwargs | {OTHER_ARGUMENT: c.copy_to_tp(other, group)}
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
 

@@ -13,33 +13,41 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from planaria.models.families import Family
 from planaria.recipe import ShardingRules
 
-COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1"})
-ROWWISE = frozenset({"o_proj", "out_proj", "down_proj", "fc2"})
+COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "linear_fc1"})
+ROWWISE = frozenset({"o_proj", "out_proj", "down_proj", "fc2", "linear_fc2"})
 
 
-def sharding_rules(model: nn.Module, config: PreTrainedConfig) -> ShardingRules:
-    """Rules for ``model``, a Hugging Face VLM built from ``config``."""
-    units = tuple(name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer))
+def sharding_rules(model: nn.Module, config: PreTrainedConfig, family: Family) -> ShardingRules:
+    """Rules for ``model``, a Hugging Face VLM of ``family`` built from ``config``."""
+    units = tuple(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, GradientCheckpointingLayer) or type(module).__name__ in family.units
+    )
+    first = family.sequence_from(config)
     return ShardingRules(
         units=units,
         colwise=COLWISE,
         rowwise=ROWWISE,
-        sequence_parallel=tuple(_decoder_stacks(model, units)),
+        replicate=family.replicate,
+        head_attributes=family.head_attributes,
+        sequence_parallel=() if first is None else tuple(_decoder_stacks(model, units, first)),
         vocabulary_head="lm_head" if isinstance(getattr(model, "lm_head", None), nn.Linear) else None,
-        heads=dict(_counts(config)),
+        heads={name: count for name, count in _counts(config) if name not in family.whole},
     )
 
 
-def _decoder_stacks(model: nn.Module, units: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(first unit, final norm) of every causal decoder: a list of units beside ``rotary_emb`` and ``norm``.
+def _decoder_stacks(model: nn.Module, units: tuple[str, ...], layer: int) -> Iterator[tuple[str, str]]:
+    """(unit ``layer``, final norm) of every causal decoder: a list of units beside ``rotary_emb`` and ``norm``.
 
     Only decoders: a vision tower's sequence (patches plus class token) is rarely a multiple of tp.
     """
     for name, module in model.named_modules():
         if hasattr(module, "rotary_emb") and hasattr(module, "norm") and hasattr(module, "layers"):
-            first = f"{name}.layers.0"
+            first = f"{name}.layers.{layer}"
             if first in units:
                 yield first, f"{name}.norm"
 

@@ -15,6 +15,8 @@ from planaria.data.collate import VLMCollator
 from planaria.data.source import open_dataset
 from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import build, initialise
+from planaria.models.families import Family
+from planaria.models.families.family import Pictures
 from planaria.models.pretrained import PretrainedState
 from planaria.models.rules import sharding_rules
 from planaria.objectives.captioning import exact_match, token_loss_sum
@@ -68,26 +70,36 @@ class VLMRecipe:
         return config
 
     @cached_property
+    def family(self) -> Family:
+        """What is particular about the model's family."""
+        return build.family_of(self.config)
+
+    @cached_property
+    def _pictures(self) -> Pictures:
+        return self.family.pictures(self.config)
+
+    @cached_property
     def _collator(self) -> VLMCollator:
-        mean, std = build.pixel_statistics(self.config, self._model.path)
+        mean, std = build.pixel_statistics(self._pictures, self._model.path)
         return VLMCollator(
             self.codec,
-            image_tokens=build.image_tokens(self.config),
-            image_size=self.config.vision_config.image_size,
+            image_tokens=self._pictures.tokens,
+            image_size=self._pictures.side,
             mean=mean,
             std=std,
             max_length=self.job.data.max_length,
             pad_multiple=math.lcm(PAD_MULTIPLE, self.job.layout.tp * self.job.layout.cp),
+            pack=self._pictures.pack,
         )
 
     def dataset(self, split: str) -> Dataset:
-        return open_dataset(self.job.data, split, self.config.vision_config.image_size, self.job.seed)
+        return open_dataset(self.job.data, split, self._pictures.side, self.job.seed)
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
         return self._collator(samples, weights)
 
     def build_model(self) -> nn.Module:
-        return build.build_model(self.config, self._model.freeze)
+        return build.build_model(self.config, self.family, self._model.freeze)
 
     def init_module(self, model: nn.Module, name: str, module: nn.Module) -> None:
         initialise.init_module(model, name, module)
@@ -102,10 +114,10 @@ class VLMRecipe:
         return token_loss_sum(model, batch)
 
     def sharding(self, model: nn.Module) -> ShardingRules:
-        return sharding_rules(model, self.config)
+        return sharding_rules(model, self.config, self.family)
 
     def lr_scale(self, name: str) -> float:
-        return self.job.optim.vision_lr_scale if ".vision_tower." in f".{name}" else 1.0
+        return self.job.optim.vision_lr_scale if self.family.part_of(name) == "vision" else 1.0
 
     def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return exact_match(model, batch)

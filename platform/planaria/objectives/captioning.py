@@ -30,12 +30,9 @@ def exact_match(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _shifted(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    out = model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        pixel_values=batch["pixel_values"],
-        use_cache=False,
-    )
+    # Besides ids and mask whatever the model's family takes: pixels, grids, token types, cross-attention masks.
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    out = model(**inputs, use_cache=False)
     logits = out.logits[:, :-1]
     # Cross-entropy in at least float32: bf16 logits lose the differences that the loss is made of.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)), batch["labels"][:, 1:]

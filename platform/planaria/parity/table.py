@@ -11,6 +11,7 @@ from typing import Any
 
 from planaria.config import JobConfig
 from planaria.layout import Layout
+from planaria.models.presets import PRESETS
 from planaria.models.vlm import VLMRecipe
 from planaria.recipe import Recipe
 
@@ -60,10 +61,7 @@ def _preset(name: str) -> Family:
     return Family(name.removesuffix("-tiny"), {"model.preset": name})
 
 
-FAMILIES: list[Family] = [
-    _preset("llava-tiny"),
-    _preset("llava-siglip-qwen-tiny"),
-]
+FAMILIES: list[Family] = [_preset(name) for name in PRESETS]
 
 TEXT_ONLY = {"data.scenes.text_only_fraction": 1.0}
 PICTURES_ONLY = {"data.scenes.text_only_fraction": 0.0, "train.micro_batch": 8}
