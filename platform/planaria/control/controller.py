@@ -604,7 +604,7 @@ class Controller:
 
     def _look_back(self, generation: Generation, message: dict[str, Any]) -> None:
         """A step is done: whether its numbers make sense, and who is slow."""
-        if message["skipped"] and self._rollback is None:
+        if message["skipped"] and not message["overflow"] and self._rollback is None:
             decision = self.seen.numbers(message["step"] + 1, self.custody.states())
             if isinstance(decision, policy.GiveUp):
                 raise JobFailed(decision.reason)
