@@ -43,13 +43,21 @@ def test_a_frozen_worker_is_found_and_fenced(tmp_path: Path) -> None:
     assert run.ids() == expected_ids(config, SAMPLES)
 
 
-def test_a_killed_loader_costs_no_generation(tmp_path: Path) -> None:
+def test_killed_loaders_cost_neither_a_generation_nor_time(tmp_path: Path) -> None:
+    """All of them at once: until others are there, which takes seconds, the ranks build for themselves."""
     config = job(tmp_path, elastic={"max_workers": 2}, train={"steps": 80, "global_batch": 12, "micro_batch": 4})
+    killed = ["loader-0", "loader-1"]
+
+    def kill() -> None:
+        for member in killed:
+            os.kill(Run(tmp_path).pids(member), signal.SIGKILL)
+
     with LocalCluster(2):
-        trainer = train_with(config, {10: lambda: os.kill(Run(tmp_path).pids("loader-0"), signal.SIGKILL)})
+        trainer = train_with(config, {10: kill})
     run = Run(tmp_path)
     assert len(trainer.summary["generations"]) == 1
-    assert [event["member"] for event in run.of("lost")] == ["loader-0"]
+    assert sorted(event["member"] for event in run.of("lost")) == killed
+    assert max(row["data_wait_s"] for row in run.metrics[1:]) < 2.0
     assert run.ids() == expected_ids(config, SAMPLES)
 
 
