@@ -4,18 +4,19 @@
 # make soak    the cluster tests in their long form, with 30 random kills (PLANARIA_KILLS, PLANARIA_SEED)
 # make chaos   random faults of all kinds against one long job (SEED=1, FAULTS=200, KINDS=NodeKilled,WorkerFrozen,...)
 # make network cut, lossy and slow links between nodes in network namespaces (as root; needs iproute2 and iptables)
+# make parity  families of models on every layout beside one process; renders docs/parity.md (PARITY_ARGS=--families=llava*)
 # make bench   run every benchmark, render docs/benchmarks.md
 #
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
 # PIP_ARGS=...     more arguments for pip install, e.g. an index that holds CPU-only wheels of torch
 # PYTEST_ARGS=...  more arguments for pytest, e.g. -k checkpoint
-# JOBS=...         test processes of make unit (default: 2)
+# JOBS=...         test processes of make unit and make cluster (default: 2)
 # BENCH_ARGS=...   more arguments for every benchmark, e.g. --quick
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test unit cluster soak chaos network lint format bench clean
+.PHONY: help setup demo test unit cluster soak chaos network parity lint format bench clean
 
 VENV := .venv
 STAMP := $(VENV)/.complete
@@ -24,6 +25,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= 2
 BENCH_ARGS ?=
+PARITY_ARGS ?=
 SEED ?= 1
 FAULTS ?= 200
 KINDS ?=
@@ -80,9 +82,10 @@ test: lint unit cluster
 unit: setup
 	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile -m 'not cluster' $(PYTEST_ARGS)
 
-# One at a time: every one of these starts a cluster of many processes.
+# Two at a time: every one of these starts a cluster of many processes, which wait for one another most of the time.
 cluster: setup
-	$(VENV)/bin/pytest -m cluster --durations=12 $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadgroup -m 'cluster and not solo' --durations=12 $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m 'cluster and solo' $(PYTEST_ARGS)
 
 soak: setup
 	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster
@@ -92,6 +95,9 @@ chaos: setup
 
 network: setup
 	PLANARIA_NETWORK=long $(VENV)/bin/pytest -s tests/network
+
+parity: setup
+	$(VENV)/bin/planaria parity --json build/parity.json --markdown docs/parity.md $(PARITY_ARGS)
 
 bench: setup
 	@mkdir -p build/bench

@@ -12,3 +12,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name == "test_chaos.py":
             item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.solo)

@@ -18,6 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/network" in str(item.path):
             item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.xdist_group("network"))  # one cluster for all of them
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.util
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -34,7 +35,17 @@ def _command(pid: int) -> str:
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """Names in shared memory, without those that a process which is no descendant of this one has open: another
+    test process makes its own."""
+    names = set(os.listdir("/dev/shm"))
+    if not names:
+        return names
+    own = _processes() | {os.getpid()}
+    for pid in psutil.pids():
+        if pid not in own:
+            with contextlib.suppress(OSError):
+                names -= set(re.findall(r" /dev/shm/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
+    return names
 
 
 def _listening() -> set[int]:

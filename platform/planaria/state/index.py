@@ -59,6 +59,8 @@ class Index:
 
     tensors: dict[str, list[Slice]] = field(default_factory=dict)
     _files: set[str] = field(default_factory=set, repr=False, compare=False)
+    _tiled: set[str] = field(default_factory=set, repr=False, compare=False)
+    """Tensors whose slices are known to cover them without an overlap."""
 
     @classmethod
     def of(cls, slices: Iterable[Slice]) -> Index:
@@ -87,6 +89,7 @@ class Index:
                 f"{item.file} as {item.dtype} {item.global_shape}"
             )
         known.append(item)
+        self._tiled.discard(item.tensor)
 
     def __iter__(self) -> Iterator[Slice]:
         for slices in self.tensors.values():
@@ -105,8 +108,11 @@ class Index:
         for name, slices in self.tensors.items():
             # In order of offset the uncovered rest stays one box for the usual grids of shards.
             pieces = sorted(item.box for item in slices)
-            if rest := uncovered(Box.whole(slices[0].global_shape), pieces):
+            whole = Box.whole(slices[0].global_shape)
+            if rest := uncovered(whole, pieces):
                 gaps[name] = rest
+            elif sum(piece.numel for piece in pieces) == whole.numel:
+                self._tiled.add(name)  # all of it is covered, and there is nothing left to cover it twice with
         return gaps
 
     def lookup(self, tensor: str, box: Box) -> list[tuple[Slice, Box]]:
@@ -124,6 +130,8 @@ class Index:
         if not box.fits(shape):
             raise SliceError(f"{tensor}{box} exceeds its tensor of shape {shape}")
         found = [(item, common) for item in slices if (common := item.box.intersect(box))]
+        if tensor in self._tiled:
+            return found if not box.empty else []
         found.sort(key=lambda pair: (-pair[1].numel, pair[0].nbytes, pair[1].offset))
         rest = [] if box.empty else [box]
         chosen: list[tuple[Slice, Box]] = []
