@@ -55,10 +55,10 @@ def check(run: Run, config: Any, samples: int = 500) -> None:
 def test_training_goes_on_while_the_controller_is_gone_and_it_takes_the_generation_up_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    config = job(tmp_path, train={"steps": 250, "global_batch": 6, "micro_batch": 2}, checkpoint={"every": 50})
-    train_with(config, {20: lambda: kill_controller(cluster)})
-    run = Run(tmp_path)
-    check(run, config)
+    config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 6, "micro_batch": 2}, checkpoint={"every": 50})
+    trainer = train_with(config, {20: lambda: kill_controller(cluster)}, until=_after_a_return)
+    run, done = Run(tmp_path), trainer.summary["steps"]
+    check(run, config, steps=done)
     assert len(run.of("returned")) == 1
     assert len(run.of("generation")) == 1, "the generation went on, nothing was formed anew"
     returned = run.of("returned")[0]["time"]
@@ -66,8 +66,8 @@ def test_training_goes_on_while_the_controller_is_gone_and_it_takes_the_generati
     # Steps that were done while nobody listened are on record, each once.
     steps = [row["step"] for row in run.metrics]
     assert steps == sorted(set(steps))
-    assert row_before < 249
-    assert run.of("checkpoint")[-1]["step"] == 250
+    assert row_before < done - 1
+    assert run.of("checkpoint")[-1]["step"] == done
 
 
 @long_form

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from tests.support.runs import Run, expected_ids, job, train_with, wait_for
+from tests.support.runs import ENDLESS, Run, expected_ids, job, train_with, wait_for
 
 from planaria.runtime.local_cluster import LocalCluster
 from planaria.state.vault import Vault
@@ -20,15 +20,16 @@ SAMPLES = 500
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    config = job(tmp_path, train={"steps": 250, "global_batch": 12, "micro_batch": 4})
+    config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 12, "micro_batch": 4})
     with LocalCluster(2) as cluster:
         assert cluster.address
-        trainer = train_with(config, {10: lambda: os.kill(Run(tmp_path).pids("worker-1"), signal.SIGKILL)})
+        kill = {10: lambda: os.kill(Run(tmp_path).pids("worker-1"), signal.SIGKILL)}
+        trainer = train_with(config, kill, until=lambda run: run.trains_in(3))
     run = Run(tmp_path)
     assert [row["layout"] for row in trainer.summary["generations"]] == ["dp_shard2", "single", "dp_shard2"]
     assert [event["member"] for event in run.of("fault")] == ["worker-1"]
     assert run.of("generation")[2]["workers"] == ["worker-0", "worker-2"]
-    assert run.ids() == expected_ids(config, SAMPLES)
+    assert run.ids() == expected_ids(config, SAMPLES, trainer.summary["steps"])
 
 
 def test_a_frozen_worker_is_found_and_fenced(tmp_path: Path) -> None:
