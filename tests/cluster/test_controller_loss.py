@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.support.forms import long_form
-from tests.support.runs import Run, expected_ids, job, train_with, wait_for
+from tests.support.runs import ENDLESS, Run, expected_ids, job, train_with, wait_for
 
 from planaria.observe.record import read_lines
 from planaria.runtime.local_cluster import LocalCluster
@@ -46,10 +46,16 @@ def kill_controller(cluster: LocalCluster) -> None:
     process.kill()
 
 
-def check(run: Run, config: Any, samples: int = 500) -> None:
-    """Every step was done, and consumed what it had to."""
-    assert run.ids() == expected_ids(config, samples)
-    assert sorted(run.losses()) == list(range(config.train.steps))
+def check(run: Run, config: Any, samples: int = 500, steps: int | None = None) -> None:
+    """Every step was done (of ``steps``; default: all), and consumed what it had to."""
+    assert run.ids() == expected_ids(config, samples, steps)
+    assert sorted(run.losses()) == list(range(config.train.steps if steps is None else steps))
+
+
+def _after_a_return(run: Run) -> bool:
+    """Whether steps were done since the controller has returned."""
+    back = run.of("returned")
+    return bool(back) and run.metrics[-1]["time"] > back[0]["time"] + 1.0
 
 
 def test_training_goes_on_while_the_controller_is_gone_and_it_takes_the_generation_up_again(

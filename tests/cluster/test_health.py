@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.forms import long_form
-from tests.support.runs import Run, expected_ids, job, train_with
+from tests.support.runs import ENDLESS, Run, expected_ids, job, train_with
 from tests.support.sick import PoisonedRecipe, StuckRecipe
 
 from planaria.data.order import indices

@@ -17,6 +17,7 @@ from planaria.runtime.local_cluster import LocalCluster
 from planaria.trainer import ElasticTrainer
 
 pytestmark = pytest.mark.timeout(300)
+ENDLESS_TRAIN = {"steps": ENDLESS, "global_batch": 6, "micro_batch": 2}
 
 
 def drain(node_id: str, seconds: float = 120.0) -> None:
@@ -32,11 +33,7 @@ def _released(run: Run, prefix: str) -> bool:
 
 
 def test_a_drained_node_is_left_at_a_step_boundary_and_released_long_before_its_deadline(tmp_path: Path) -> None:
-    config = job(
-        tmp_path,
-        train={"steps": ENDLESS, "global_batch": 6, "micro_batch": 2},
-        checkpoint={"every": 1000, "at_end": False},
-    )
+    config = job(tmp_path, train=ENDLESS_TRAIN, checkpoint={"every": 1000, "at_end": False})
     with LocalCluster(3) as cluster:
 
         def drain_one() -> None:
@@ -63,11 +60,7 @@ def test_a_drained_node_is_left_at_a_step_boundary_and_released_long_before_its_
 
 @long_form
 def test_a_worker_that_gets_a_sigterm_leaves_and_is_replaced(tmp_path: Path) -> None:
-    config = job(
-        tmp_path,
-        train={"steps": ENDLESS, "global_batch": 6, "micro_batch": 2},
-        checkpoint={"every": 1000, "at_end": False},
-    )
+    config = job(tmp_path, train=ENDLESS_TRAIN, checkpoint={"every": 1000, "at_end": False})
     with LocalCluster(2) as cluster:
         assert cluster.nodes
         end = {20: lambda: os.kill(Run(tmp_path).pids("worker-1"), signal.SIGTERM)}
@@ -96,11 +89,10 @@ def test_when_too_few_would_be_left_the_state_is_saved_and_the_job_waits(tmp_pat
             if status["state"] == "running" and status["step"] >= 20 and not left:
                 left.append(node_of_worker(cluster, run, "worker-1"))
                 drain(left[0].node_id, 6.0)
-            elif len(left) == 1 and status["state"] == "waiting" and run.of("waiting"):
-                if _released(run, "keeper-"):
-                    left.append(None)
-                    cluster.kill_node(left[0])
-                    cluster.add_node()
+            elif len(left) == 1 and status["state"] == "waiting" and _released(run, "keeper-"):
+                left.append(None)
+                cluster.kill_node(left[0])
+                cluster.add_node()
 
         ElasticTrainer(config, watch=watch).fit()
         wait_for(lambda: len(left) == 2, 1, "the wait for another node")
