@@ -88,10 +88,9 @@ class PipelinedPasses:
                 grad = self._take_gradient(action, kept.out)
                 at("step", done)
                 if action.kind is Kind.INPUT:
-                    self._later.collect()
-                _backward(kept.out, grad)
-                if action.kind is Kind.INPUT:
-                    weights[place] = self._later.take()
+                    weights[place] = self._backward_of_input(kept.out, grad)
+                else:
+                    _backward(kept.out, grad)
                 self._give_gradient(action, kept.hidden)
         self._mail.flush()
         at("reduce", len(order))
@@ -134,6 +133,13 @@ class PipelinedPasses:
             return out * scale, out.detach().double()
         self._give_hidden(action, out, batch)
         return out, None
+
+    def _backward_of_input(self, out: Tensor, grad: Tensor | None) -> list[Callable[[], None]]:
+        """What is left to do for the gradients of weights."""
+        self._later.collect()
+        with SplitLinear(self._later):  # for what is computed again in the backward pass
+            _backward(out, grad)
+        return self._later.take()
 
     # -- messages --------------------------------------------------------------------------------
 
