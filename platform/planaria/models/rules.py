@@ -7,14 +7,15 @@ is an error that lists it (:mod:`planaria.engine.tensor_parallel`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from planaria.models.families import Family
-from planaria.recipe import ShardingRules
+from planaria.recipe import ShardingRules, StageRules
 
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "linear_fc1"})
 ROWWISE = frozenset({"o_proj", "out_proj", "down_proj", "fc2", "linear_fc2"})
@@ -50,6 +51,37 @@ def _decoder_stacks(model: nn.Module, units: tuple[str, ...], layer: int) -> Ite
             first = f"{name}.layers.{layer}"
             if first in units:
                 yield first, f"{name}.norm"
+
+
+def stage_rules(
+    model: nn.Module, config: PreTrainedConfig, family: Family, positions: Mapping[str, int]
+) -> StageRules | None:
+    """Pipeline stages are cut between the layers of the decoder: the first runs the vision tower, the projector and
+    the embedding, too, the last the final norm and the head. None for a model without exactly one decoder whose
+    layers take nothing but hidden states of what lies before.
+
+    Args:
+        model: a Hugging Face VLM of ``family``, built from ``config``.
+        positions: positions per sample by module, see :class:`planaria.recipe.StageRules`.
+    """
+    sharding = tuple(name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer))
+    stacks = list(_decoder_stacks(model, sharding, 0))
+    # Where whole sequences are needed, later stages would need more than the hidden states of the stage before.
+    whole = family.sequence_from(config)
+    if len(stacks) != 1 or whole is None:
+        return None
+    first, norm = stacks[0]
+    prefix = first.removesuffix("0")
+    head = ("lm_head",) if isinstance(getattr(model, "lm_head", None), nn.Module) else ()
+    layers = tuple(name for name in sharding if name.startswith(prefix))
+    return StageRules(layers, (norm, *head), positions, together=whole + 1)
+
+
+def resume(model: nn.Module, family: Family, hidden: Tensor, kwargs: Mapping[str, Any]) -> Any:
+    """Run ``model`` from ``hidden`` [B, L, H], as if it were its input embeddings, pictures merged in already."""
+    merged = ("input_ids", "pixel_", "image_", "mm_")
+    rest = {key: value for key, value in kwargs.items() if not key.startswith(merged)}
+    return model(inputs_embeds=hidden, **rest, **family.positions(model, kwargs))
 
 
 def _counts(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:

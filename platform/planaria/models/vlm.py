@@ -18,9 +18,9 @@ from planaria.models import build, initialise
 from planaria.models.families import Family
 from planaria.models.families.family import Pictures
 from planaria.models.pretrained import PretrainedState
-from planaria.models.rules import sharding_rules
+from planaria.models.rules import resume, sharding_rules, stage_rules
 from planaria.objectives.captioning import exact_match, token_loss_sum
-from planaria.recipe import Dataset, MicroBatch, ShardingRules, StateReader
+from planaria.recipe import Dataset, MicroBatch, ShardingRules, StageRules, StateReader
 
 PAD_MULTIPLE = 8
 """Sequences are padded to a multiple of this and of tp x cp, so that all ranks get parts of the same length."""
@@ -115,6 +115,21 @@ class VLMRecipe:
 
     def sharding(self, model: nn.Module) -> ShardingRules:
         return sharding_rules(model, self.config, self.family)
+
+    def stage_rules(self, model: nn.Module) -> StageRules:
+        family = self.family
+        pictures = dict.fromkeys((*family.vision, *family.projector), self._pictures.tokens)
+        rules = stage_rules(model, self.config, family, {"": self.job.data.max_length} | pictures)
+        if rules is None:
+            raise ConfigError(
+                f"layout.pp: {type(model).__name__} has no decoder to cut into stages, or one whose layers need more "
+                "than the hidden states of the layer before (cross-attention, deepstack); set layout.pp=1"
+            )
+        return rules
+
+    def resume(self, model: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        assert not args  # the losses name their arguments
+        return resume(model, self.family, hidden, kwargs)
 
     def lr_scale(self, name: str) -> float:
         return self.job.optim.vision_lr_scale if self.family.part_of(name) == "vision" else 1.0

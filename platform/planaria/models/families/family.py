@@ -52,6 +52,10 @@ def _whole(_: Any) -> int | None:
     return 0
 
 
+def _no_positions(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
 def _nothing(_: Any) -> None:
     return None
 
@@ -70,7 +74,10 @@ class Family:
         replicate: names of modules inside units that tensor parallelism leaves whole: fused or hard-coded heads.
         whole: counts that therefore need not be divided by tp.
         head_attributes: integer attributes of attention modules that their forward divides heads by.
-        sequence_from: first decoder layer whose activations may be sharded along the sequence; None: no layer's.
+        sequence_from: first decoder layer that takes nothing but hidden states, so that its activations may be sharded
+            along the sequence, or be sent to another pipeline stage; None: there is none.
+        positions: inputs that say where tokens are, from (model, inputs of its forward), for a pipeline stage that
+            does not see the tokens.
     """
 
     vision: tuple[str, ...]
@@ -83,6 +90,7 @@ class Family:
     whole: frozenset[str] = frozenset()
     head_attributes: frozenset[str] = frozenset()
     sequence_from: Callable[[Any], int | None] = _whole
+    positions: Callable[[Any, Mapping[str, Any]], dict[str, Any]] = _no_positions
 
     def part_of(self, parameter: str) -> str:
         """``vision``, ``projector`` or ``language``: which part a parameter belongs to."""

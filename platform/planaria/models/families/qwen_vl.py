@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +86,21 @@ def _behind_deepstack(config: Any) -> int | None:
     return depth if depth < config.text_config.num_hidden_layers else None
 
 
+def _positions(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Three-dimensional positions; a stage without token ids would number all tokens alike, and say nothing."""
+    ids, _ = model.model.get_rope_index(
+        inputs["input_ids"],
+        mm_token_type_ids=inputs["mm_token_type_ids"],
+        image_grid_thw=inputs["image_grid_thw"],
+        attention_mask=inputs["attention_mask"],
+    )
+    return {"position_ids": ids}
+
+
 _COMMON: dict[str, Any] = {
     "vision": ("model.visual",),
     "check": _check,
+    "positions": _positions,
     # One fused matrix for queries, keys and values: its rows cannot be cut like three.
     "replicate": frozenset({"attn"}),
     "whole": frozenset({"vision_config.num_attention_heads"}),
