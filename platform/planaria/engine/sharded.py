@@ -12,10 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from planaria.engine.context_parallel import apply_context_parallel
 from planaria.engine.initial import tied_names
 from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_parallel, apply_vocabulary_parallel
 from planaria.layout import Layout
-from planaria.recipe import ShardingRules
+from planaria.recipe import LogitsPart, ShardingRules
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.holdings import held_box, replicated_axes
@@ -61,6 +62,7 @@ def shard_model(
     *,
     sequence_parallel: bool,
     precision: str,
+    partial_logits: bool = False,
 ) -> list[Shard]:
     """Cut ``model`` in place for this rank.
 
@@ -69,8 +71,9 @@ def shard_model(
 
     Args:
         model: unsharded; meta tensors stay meta, real ones are sliced.
-        mesh: axes ``dp_replicate``, ``dp_shard``, ``tp`` (see :mod:`planaria.runtime.groups`).
+        mesh: axes ``dp_replicate``, ``dp_shard``, ``tp``, and those of :func:`planaria.runtime.groups.mesh_axes`.
         precision: ``fp32``, ``fp64`` or ``bf16`` (bf16 compute over float32 master weights).
+        partial_logits: whether the loss works on parts of the vocabulary; else the logits are gathered.
 
     Raises:
         ShardingError: the model or its rules cannot be cut; on every layout alike where it is not about TP.
@@ -79,12 +82,19 @@ def shard_model(
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     tied = {name for group in tied_names(model) for name in group}
     cuts = {name: TPCut() for name in shapes}
+    context = mesh.get_group("cp") if layout.cp > 1 else None
+    vocabulary = None
+    if context is not None:
+        apply_context_parallel(model, rules, context)
     if layout.tp > 1:
         tp = mesh.get_group("tp")
         cuts = apply_tensor_parallel(model, rules, tp, sequence_parallel)
         head = rules.vocabulary_head
         if head is not None and f"{head}.weight" not in tied:
-            apply_vocabulary_parallel(model, head, tp, cuts)
+            split = apply_vocabulary_parallel(model, head, tp, cuts, gather=not partial_logits)
+            vocabulary = tp if split and partial_logits else None
+    if partial_logits:
+        model.planaria_logits_part = LogitsPart(context, vocabulary)  # type: ignore[assignment]
 
     dp_mesh = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
     policy = MixedPrecisionPolicy()
