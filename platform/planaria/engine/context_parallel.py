@@ -110,7 +110,8 @@ def _cut_unit(layer: nn.Module, name: str, sequence: Sequence) -> None:
         own: Any = copy.copy(module.config)
         sequence.inner = own._attn_implementation
         own._attn_implementation = IMPLEMENTATION
-        module.config, module.planaria_sequence = own, sequence
+        module.config = own
+        module.planaria_sequence = sequence  # type: ignore[assignment]
     layer.register_forward_pre_hook(functools.partial(_cut_positions, sequence), with_kwargs=True)
     layer.register_forward_hook(functools.partial(_check_attended, sequence, name))
 
