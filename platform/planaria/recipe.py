@@ -6,7 +6,7 @@ The platform's own vision-language recipe (:mod:`planaria.models.vlm`) implement
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -167,6 +167,21 @@ class DirectReader(StateReader, Protocol):
     def read_into(self, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:
         """Like :meth:`read`, of many boxes, each into a tensor of any dtype and device; undefined after an error."""
         ...
+
+
+@runtime_checkable
+class ListedReader(StateReader, Protocol):
+    """A reader that knows what it can read."""
+
+    @property
+    def tensors(self) -> Collection[str]:
+        """Names of all tensors."""
+        ...
+
+
+def holds(state: StateReader, tensor: str) -> bool:
+    """Whether ``state`` says that it has ``tensor``: for what only newer states have, or those of other jobs."""
+    return isinstance(state, ListedReader) and tensor in state.tensors
 
 
 def read_into(state: StateReader, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:

@@ -18,7 +18,7 @@ from planaria.config import JobConfig
 from planaria.recipe import MetaRecipe, PretrainedRecipe, Recipe, StateReader
 from planaria.state.boxes import Box
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32, "fp64": torch.float64}
 """Dtype of the master weights by precision."""
 
 

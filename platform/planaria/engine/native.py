@@ -15,9 +15,10 @@ from planaria.engine.bucketed import sum_in_place
 from planaria.engine.compute_time import compute_clock
 from planaria.engine.context_parallel import check_context_parallel
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
+from planaria.engine.loss_scale import LossScale
 from planaria.engine.optimizer import ShardedOptimizer
 from planaria.engine.passes import AccumulatedPasses, Passes
-from planaria.engine.protocol import UPDATES, Held, StepResult
+from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES, Held, StepResult
 from planaria.engine.replicas import compare
 from planaria.engine.sharded import fsdp_modules, shard_model
 from planaria.layout import AXES, Layout, LayoutError
@@ -29,6 +30,7 @@ from planaria.recipe import (
     Recipe,
     ScoredRecipe,
     StateReader,
+    holds,
     read_into,
 )
 from planaria.state.boxes import Box
@@ -59,7 +61,7 @@ class NativeEngine:
             layout,
             mesh,
             sequence_parallel=job.layout.sequence_parallel,
-            precision=job.train.precision,
+            train=job.train,
             partial_logits=isinstance(recipe, PartialLogitsRecipe) and recipe.partial_logits,
         )
         if isinstance(recipe, MetaRecipe):
@@ -74,6 +76,7 @@ class NativeEngine:
             shard.parameter = parameters[shard.name]
         lr_scale = recipe.lr_scale if isinstance(recipe, GroupedRecipe) else _same_rate
         self.optimizer = ShardedOptimizer(self.shards, job.optim, job.train.steps, lr_scale)
+        self._scale = LossScale(job.train.loss_scale.initial) if job.train.precision == "fp16" else None
         self._units, self._unit_names = list(fsdp_modules(self.model)), rules.units
         self._compute = compute_clock(device, job.train.precision)
         self._rank = mesh.get_rank()
@@ -91,11 +94,18 @@ class NativeEngine:
         if state.step > 0:
             updates = int(state.read(UPDATES, Box.whole(())))
             self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), updates)
+            # A state of another precision has none: the search for a scale begins anew.
+            if self._scale is not None and holds(state, SCALE):
+                scale, good = (state.read(name, Box.whole(())) for name in (SCALE, GOOD_STEPS))
+                self._scale = LossScale(float(scale), int(good))
         self.step_done = state.step
 
     def state(self) -> Iterator[Held]:
         """Everything that this rank holds of the training state, always in the same order."""
         yield Held(UPDATES, (), Box.whole(()), AXES, torch.tensor(self.optimizer.updates))
+        if self._scale is not None:
+            yield Held(SCALE, (), Box.whole(()), AXES, torch.tensor(self._scale.scale, dtype=torch.float64))
+            yield Held(GOOD_STEPS, (), Box.whole(()), AXES, torch.tensor(self._scale.good_steps))
         for shard in self.shards:
             yield Held(f"model/{shard.name}", shard.global_shape, shard.box, shard.axes, shard.local())
         for key, shard, value in self.optimizer.state():
@@ -121,6 +131,7 @@ class NativeEngine:
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of every tensor that a complete checkpoint holds."""
         shapes: dict[str, tuple[int, ...]] = {UPDATES: ()}
+        shapes |= {SCALE: (), GOOD_STEPS: ()} if self._scale is not None else {}
         shapes |= {f"model/{shard.name}": shard.global_shape for shard in self.shards}
         for key, shard, _ in self.optimizer.state():
             shapes[f"optim/{key}/{shard.name}"] = shard.global_shape
@@ -152,22 +163,32 @@ class NativeEngine:
         # Dropout masks are alike in a tensor-parallel group, where ranks hold the same activations.
         torch.manual_seed(seed_of(self.job.seed, f"step {self.step_done} dp {self.layout.dp_rank(self._rank)}"))
         batches = [self._to_device(batch) for batch in micro_batches]
-        loss_sum = self._passes.run(batches, 1.0 / max(1, total_targets), at)
+        # Half precision: gradients are magnified by the scale until the update, which divides by it.
+        scale = self._scale.scale if self._scale is not None else 1.0
+        loss_sum = self._passes.run(batches, scale / max(1, total_targets), at)
         at("reduce", 0)
         self._sum_partial_gradients()
         squares, counted_loss, votes = self._global_sums(loss_sum, poll())
-        norm = math.sqrt(squares) if squares >= 0 else math.nan
+        norm = math.sqrt(squares) / scale if squares >= 0 else math.nan
         finite = math.isfinite(norm) and math.isfinite(counted_loss)
+        overflow = self._scale is not None and self._scale.to_blame(
+            loss_finite=math.isfinite(counted_loss), gradient_finite=math.isfinite(norm)
+        )
         lr = 0.0
         at("update", 0)
         if finite:
             limit = self.job.optim.clip_norm
-            lr = self.optimizer.step(self.step_done, 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+            clip = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+            # The scale is a power of two: one product clips and scales back as exactly as two.
+            lr = self.optimizer.step(self.step_done, clip / scale)
+        if self._scale is not None and (finite or overflow):
+            self._scale = self._scale.after(self.job.train.loss_scale, overflow=overflow)
         for shard in self.shards:
             shard.parameter.grad = None
         self.step_done += 1
         compute_s = self._compute.stop()
-        return StepResult(counted_loss / max(1, total_targets), norm, lr, total_targets, not finite, votes, compute_s)
+        loss, used = counted_loss / max(1, total_targets), scale if self._scale is not None else None
+        return StepResult(loss, norm, lr, total_targets, not finite, votes, compute_s, overflow, used)
 
     def compare_replicas(self) -> Comparison | None:
         """Compare what data-parallel replicas hold of the parameters, bit by bit; collective.

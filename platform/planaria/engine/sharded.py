@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from planaria.config import TrainConfig
 from planaria.engine.context_parallel import apply_context_parallel
 from planaria.engine.initial import tied_names
+from planaria.engine.precision import mixed_precision
+from planaria.engine.recompute import apply_recompute
 from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_parallel, apply_vocabulary_parallel
 from planaria.layout import Layout
 from planaria.recipe import LogitsPart, ShardingRules
@@ -61,18 +63,19 @@ def shard_model(
     mesh: DeviceMesh,
     *,
     sequence_parallel: bool,
-    precision: str,
+    train: TrainConfig,
     partial_logits: bool = False,
 ) -> list[Shard]:
     """Cut ``model`` in place for this rank.
 
-    The order matters: tensor parallelism first, so that FSDP2 shards the TP slices; units before the
-    root, so that each unit is gathered on its own and the root keeps embeddings, norms and heads.
+    The order matters: tensor parallelism first, so that FSDP2 shards the TP slices; recomputation between them, so
+    that FSDP2 has gathered what is computed again; units before the root, so that each unit is gathered on its own
+    and the root keeps embeddings, norms and heads.
 
     Args:
         model: unsharded; meta tensors stay meta, real ones are sliced.
-        mesh: axes ``dp_replicate``, ``dp_shard``, ``tp``, and those of :func:`planaria.runtime.groups.mesh_axes`.
-        precision: ``fp32``, ``fp64`` or ``bf16`` (bf16 compute over float32 master weights).
+        mesh: axes of :func:`planaria.runtime.groups.mesh_axes`.
+        train: precision and recomputation.
         partial_logits: whether the loss works on parts of the vocabulary; else the logits are gathered.
 
     Raises:
@@ -96,10 +99,10 @@ def shard_model(
     if partial_logits:
         model.planaria_logits_part = LogitsPart(context, vocabulary)  # type: ignore[assignment]
 
+    apply_recompute(model, rules.units, train.recompute)
+
     dp_mesh = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
-    policy = MixedPrecisionPolicy()
-    if precision == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = mixed_precision(train)
     for unit in rules.units:
         fully_shard(model.get_submodule(unit), mesh=dp_mesh, mp_policy=policy)
     fully_shard(model, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
