@@ -137,9 +137,9 @@ def staged_model(
     rules, stages = recipe.stage_rules(model), layout.pp * job.layout.virtual_stages
     free = len(rules.layers) - rules.together + 1
     if stages > free:
-        together = f", of which the first {rules.together} must stay together," if rules.together > 1 else ""
+        bound = f" ({rules.together} in the first stage)" if rules.together > 1 else ""
         raise LayoutError(
-            f"layout {layout}: {len(rules.layers)} layers{together} cannot be cut into {stages} stages (pp={layout.pp}, "
+            f"layout {layout}: {len(rules.layers)} layers{bound} cannot be cut into {stages} stages (pp={layout.pp}, "
             f"virtual_stages={job.layout.virtual_stages}); lower layout.pp or layout.virtual_stages"
         )
     check_model(model, sharding)

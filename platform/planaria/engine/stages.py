@@ -222,9 +222,8 @@ def _sequence_pairs(
     """Every stage is a stack of its own: its first layer takes whole sequences, since so does :meth:`resume`."""
     pairs: list[tuple[str, str]] = []
     for first, after in sharding.sequence_parallel:
-        if first in rules.layers:
-            begin = rules.layers.index(first)
-            pairs += [(rules.layers[max(begin, bounds[stage])], after) for stage in own]
+        if first == rules.layers[0]:
+            pairs += [(rules.layers[bounds[stage]], after) for stage in own]
         else:
             pairs.append((first, after))
     return tuple(pairs)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planaria.engine import collectives as c
+from planaria.engine.deep_features import own_features
 from planaria.recipe import ShardingRules
 
 SEQUENCE_ARGUMENT = "hidden_states"
@@ -126,16 +127,14 @@ def apply_tensor_parallel(
                 module = find_module(model, name)
                 if module is not None:
                     _hook_input(module, collective, group)
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in afters):
+            _hook_deep_features(model.get_submodule(name), group)
     return cuts
 
 
 def _sequence_units(rules: ShardingRules) -> frozenset[str]:
-    found: set[str] = set()
-    for first, _ in rules.sequence_parallel:
-        stack = first.rpartition(".")[0]
-        units = [unit for unit in rules.units if unit.rpartition(".")[0] == stack]
-        found.update(units[units.index(first) :])
-    return frozenset(found)
+    stacks = {first.rpartition(".")[0] for first, _ in rules.sequence_parallel}
+    return frozenset(unit for unit in rules.units if unit.rpartition(".")[0] in stacks)
 
 
 def _cut_unit(
@@ -258,14 +257,37 @@ def _hook_other_input(module: nn.Module, group: dist.ProcessGroup) -> None:
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def apply_vocabulary_parallel(model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]) -> None:
-    """Split an untied output head by vocabulary and gather its logits; left whole if tp does not divide it."""
+def _hook_deep_features(decoder: nn.Module, group: dist.ProcessGroup) -> None:
+    """Cut what a decoder adds to its hidden states between layers, as these are cut themselves."""
+
+    def part(whole_BL: Tensor) -> Tensor:
+        return whole_BL.chunk(group.size(), dim=1)[group.rank()]
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, own_features(kwargs, part, lambda x_NH: c.copy_to_tp(x_NH, group))
+
+    decoder.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def apply_vocabulary_parallel(
+    model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut], *, gather: bool
+) -> bool:
+    """Split an untied output head by vocabulary; left whole if tp does not divide it.
+
+    Args:
+        gather: whether its logits are gathered; else each rank yields its part.
+
+    Returns:
+        Whether the head is split.
+    """
     module = model.get_submodule(head)
     assert isinstance(module, nn.Linear)
     if module.out_features % group.size():
-        return
+        return False
     _shrink(module, "weight", 0, group, head, cuts)
     _shrink(module, "bias", 0, group, head, cuts)
     module.out_features //= group.size()
     _hook_input(module, c.copy_to_tp, group)
-    module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    if gather:
+        module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    return True

@@ -28,27 +28,27 @@ def sharding_rules(model: nn.Module, config: PreTrainedConfig, family: Family) -
         for name, module in model.named_modules()
         if isinstance(module, GradientCheckpointingLayer) or type(module).__name__ in family.units
     )
-    first = family.sequence_from(config)
     return ShardingRules(
         units=units,
         colwise=COLWISE,
         rowwise=ROWWISE,
         replicate=family.replicate,
         head_attributes=family.head_attributes,
-        sequence_parallel=() if first is None else tuple(_decoder_stacks(model, units, first)),
+        sequence_parallel=tuple(_decoder_stacks(model, units)) if family.splits_sequence else (),
         vocabulary_head="lm_head" if isinstance(getattr(model, "lm_head", None), nn.Linear) else None,
         heads={name: count for name, count in _counts(config) if name not in family.whole},
+        sequence_heads={n: count for n, count in _counts(config) if n == "text_config.num_attention_heads"},
     )
 
 
-def _decoder_stacks(model: nn.Module, units: tuple[str, ...], layer: int) -> Iterator[tuple[str, str]]:
-    """(unit ``layer``, final norm) of every causal decoder: a list of units beside ``rotary_emb`` and ``norm``.
+def _decoder_stacks(model: nn.Module, units: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(first unit, final norm) of every causal decoder: a list of units beside ``rotary_emb`` and ``norm``.
 
     Only decoders: a vision tower's sequence (patches plus class token) is rarely a multiple of tp.
     """
     for name, module in model.named_modules():
         if hasattr(module, "rotary_emb") and hasattr(module, "norm") and hasattr(module, "layers"):
-            first = f"{name}.layers.{layer}"
+            first = f"{name}.layers.0"
             if first in units:
                 yield first, f"{name}.norm"
 
@@ -65,16 +65,15 @@ def stage_rules(
         positions: positions per sample by module, see :class:`planaria.recipe.StageRules`.
     """
     sharding = tuple(name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer))
-    stacks = list(_decoder_stacks(model, sharding, 0))
-    # Where whole sequences are needed, later stages would need more than the hidden states of the stage before.
-    whole = family.sequence_from(config)
-    if len(stacks) != 1 or whole is None:
+    stacks = list(_decoder_stacks(model, sharding))
+    together = family.together(config)
+    if len(stacks) != 1 or together is None:
         return None
     first, norm = stacks[0]
     prefix = first.removesuffix("0")
     head = ("lm_head",) if isinstance(getattr(model, "lm_head", None), nn.Module) else ()
     layers = tuple(name for name in sharding if name.startswith(prefix))
-    return StageRules(layers, (norm, *head), positions, together=whole + 1)
+    return StageRules(layers, (norm, *head), positions, together=together)
 
 
 def resume(model: nn.Module, family: Family, hidden: Tensor, kwargs: Mapping[str, Any]) -> Any:

@@ -48,8 +48,8 @@ class Pictures:
     pack: Pack = plain
 
 
-def _whole(_: Any) -> int | None:
-    return 0
+def _one(_: Any) -> int | None:
+    return 1
 
 
 def _no_positions(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,8 +74,9 @@ class Family:
         replicate: names of modules inside units that tensor parallelism leaves whole: fused or hard-coded heads.
         whole: counts that therefore need not be divided by tp.
         head_attributes: integer attributes of attention modules that their forward divides heads by.
-        sequence_from: first decoder layer that takes nothing but hidden states, so that its activations may be sharded
-            along the sequence, or be sent to another pipeline stage; None: there is none.
+        splits_sequence: whether activations of the decoder may be sharded along the sequence.
+        together: how many of the first decoder layers more than hidden states connects, so that they share a pipeline
+            stage; None: all.
         positions: inputs that say where tokens are, from (model, inputs of its forward), for a pipeline stage that
             does not see the tokens.
     """
@@ -89,7 +90,8 @@ class Family:
     replicate: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
     head_attributes: frozenset[str] = frozenset()
-    sequence_from: Callable[[Any], int | None] = _whole
+    splits_sequence: bool = True
+    together: Callable[[Any], int | None] = _one
     positions: Callable[[Any, Mapping[str, Any]], dict[str, Any]] = _no_positions
 
     def part_of(self, parameter: str) -> str:

@@ -70,8 +70,8 @@ def _check(config: Any) -> None:
         )
 
 
-def _no_layer(_: Any) -> None:
-    """Cross-attention layers multiply what the MLP yields with a mask of the whole sequence."""
+def _all(_: Any) -> None:
+    """Layers all along the decoder attend to what the tower yields."""
     return None
 
 
@@ -82,5 +82,6 @@ FAMILY = Family(
     check=_check,
     units=frozenset({"MllamaVisionEncoderLayer"}),
     head_attributes=frozenset({"num_heads", "num_key_value_heads"}),
-    sequence_from=_no_layer,
+    splits_sequence=False,  # what the MLP of a cross-attention layer yields is multiplied with a mask of all positions
+    together=_all,
 )

@@ -80,10 +80,9 @@ def _check(config: Any) -> None:
         )
 
 
-def _behind_deepstack(config: Any) -> int | None:
-    """Features of inner tower layers are added behind the first decoder layers, at positions of the whole sequence."""
-    depth = len(config.vision_config.deepstack_visual_indexes)
-    return depth if depth < config.text_config.num_hidden_layers else None
+def _deepstack(config: Any) -> int:
+    """Features of inner tower layers are added behind the first decoder layers, which must know them."""
+    return max(1, len(config.vision_config.deepstack_visual_indexes))
 
 
 def _positions(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,6 +109,6 @@ QWEN2_5 = QWEN2
 QWEN3 = Family(
     projector=("model.visual.merger", "model.visual.deepstack_merger_list"),
     pictures=_pictures_for(HALVES),
-    sequence_from=_behind_deepstack,
+    together=_deepstack,
     **_COMMON,
 )
