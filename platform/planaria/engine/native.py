@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
 from planaria.engine.compute_time import compute_clock
+from planaria.engine.contrastive_passes import ContrastivePasses
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.optimizer import ShardedOptimizer
 from planaria.engine.passes import AccumulatedPasses, Passes
@@ -19,11 +21,23 @@ from planaria.engine.protocol import UPDATES, Held, StepResult
 from planaria.engine.replicas import compare
 from planaria.engine.sharded import fsdp_modules, shard_model
 from planaria.layout import AXES, Layout, LayoutError
-from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader, read_into
+from planaria.recipe import (
+    BoundedRecipe,
+    ContrastiveRecipe,
+    GroupedRecipe,
+    MetaRecipe,
+    MicroBatch,
+    Recipe,
+    ScoredRecipe,
+    StateReader,
+    read_into,
+)
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.replicas import Comparison
 from planaria.state.writer import Piece
+
+T = TypeVar("T")
 
 
 class NativeEngine:
@@ -65,9 +79,17 @@ class NativeEngine:
         self._compute = compute_clock(device, job.train.precision)
         self._rank = mesh.get_rank()
         self._at = layout.coords(self._rank)
-        self._passes: Passes = AccumulatedPasses(
-            recipe, self.model, self._units, layout, counts_loss=self._at["tp"] == 0
-        )
+        bounds = {s.name: recipe.bounds(s.name) for s in self.shards} if isinstance(recipe, BoundedRecipe) else {}
+        self._bounded = [(shard, limits) for shard in self.shards if (limits := bounds.get(shard.name)) is not None]
+        self._passes = self._make_passes()
+
+    def _make_passes(self) -> Passes:
+        counts_loss = self._at["tp"] == 0
+        if isinstance(self.recipe, ContrastiveRecipe):
+            return ContrastivePasses(
+                self.recipe, self.model, self._units, self.layout, self.mesh, self.shards, counts_loss=counts_loss
+            )
+        return AccumulatedPasses(self.recipe, self.model, self._units, self.layout, counts_loss=counts_loss)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -144,6 +166,8 @@ class NativeEngine:
         if finite:
             limit = self.job.optim.clip_norm
             lr = self.optimizer.step(self.step_done, 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+            for shard, (least, most) in self._bounded:
+                shard.local().clamp_(least, most)
         for shard in self.shards:
             shard.parameter.grad = None
         self.step_done += 1
@@ -160,12 +184,20 @@ class NativeEngine:
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
         assert isinstance(self.recipe, ScoredRecipe)
+        return self._evaluated(self.recipe.score, batch)
+
+    def features(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Image and text features [B, D] of ``batch`` in evaluation mode; collective like :meth:`score`."""
+        assert isinstance(self.recipe, ContrastiveRecipe)
+        return self._evaluated(self.recipe.encode, batch)
+
+    def _evaluated(self, function: Callable[[nn.Module, Mapping[str, Tensor]], T], batch: MicroBatch) -> T:
         self.model.eval()
         with torch.no_grad():
-            scores = self.recipe.score(self.model, self._to_device(batch))
+            found = function(self.model, self._to_device(batch))
         for module in self._units:  # without a backward pass the root stays gathered, and would outlive a load()
             module.reshard()
-        return scores
+        return found
 
     def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
         # Arrays from the object store are read-only; torch wants writable memory.
