@@ -164,6 +164,9 @@ class LayoutConfig(Section):
     """Constraints for the planner; the data-parallel degree follows from the workers that live."""
 
     tp: int = Field(1, ge=1, description="preferred tensor-parallel degree, inside one node")
+    cp: int = Field(
+        1, ge=1, description="preferred context-parallel degree (long sequences): tp x cp ranks stay inside one node"
+    )
     sequence_parallel: bool = Field(True, description="shard activations along the sequence between TP blocks")
     dp_replicate: int = Field(1, ge=1, description="preferred number of full replicas (HSDP)")
 
@@ -327,6 +330,11 @@ class JobConfig(Section):
             raise ValueError(
                 f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} leaves no step of "
                 f"train.steps={self.train.steps}; shorten the warm-up or train longer"
+            )
+        if self.layout.cp > 1 and self.layout.tp * self.layout.cp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many workers, but "
+                f"elastic.max_workers={self.elastic.max_workers}; raise max_workers or lower one of them"
             )
         if self.layout.tp > self.elastic.max_workers:
             raise ValueError(

@@ -206,7 +206,7 @@ class Controller:
                 limits,
                 settle_s=settle,
                 quiet_s=now - self.staff.last_arrival,
-                loaders=len(self.staff.loader_handles()),
+                data=bool(self.generations or self.staff.loader_handles()),
             )
             if isinstance(decision, policy.Start):
                 return
@@ -662,9 +662,9 @@ class Controller:
             generation.lost[ident] = f"{why}, and with it the snapshots of node {member.node[:8]}"
 
     def _tell_loaders(self, generation: Generation | None) -> None:
-        loaders = self.staff.loader_handles()
-        if generation is not None and loaders:
-            self._tell_members(generation, "set_loaders", generation.number, loaders)
+        """Whom to ask for data; nobody, if none is left: each rank builds its own until there are loaders again."""
+        if generation is not None:
+            self._tell_members(generation, "set_loaders", generation.number, self.staff.loader_handles())
 
     def _tell_members(self, generation: Generation, method: str, *args: Any, **kwargs: Any) -> None:
         for ident in generation.pending:

@@ -121,6 +121,12 @@ class NativeEngine:
             if is_writer(coords, held.axes):
                 yield Piece(held.tensor, held.global_shape, held.box, held.value.detach().cpu().contiguous())
 
+    def gradients(self) -> Iterator[tuple[str, tuple[int, ...], Box, Tensor | None]]:
+        """See :meth:`planaria.engine.protocol.HasGradients.gradients`."""
+        for shard in self.shards:
+            if shard.parameter.requires_grad:
+                yield shard.name, shard.global_shape, shard.box, shard.grad()
+
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of every tensor that a complete checkpoint holds."""
         shapes: dict[str, tuple[int, ...]] = {UPDATES: ()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -110,4 +110,16 @@ class Engine(Protocol):
 
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
+        ...
+
+
+@runtime_checkable
+class HasGradients(Protocol):
+    """An engine that shows its gradients while :meth:`Engine.train_step` polls, complete and not yet applied."""
+
+    def gradients(self) -> Iterator[tuple[str, tuple[int, ...], Box, Tensor | None]]:
+        """(name, global shape, box, value) of this rank's share of every trainable parameter's gradient.
+
+        None where there is no gradient. The values of one box are equal on all ranks that hold it.
+        """
         ...

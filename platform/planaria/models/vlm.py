@@ -21,7 +21,7 @@ from planaria.objectives.captioning import exact_match, token_loss_sum
 from planaria.recipe import Dataset, MicroBatch, ShardingRules, StateReader
 
 PAD_MULTIPLE = 8
-"""Sequences are padded to a multiple of this and of ``layout.tp``, so that sequence parallelism divides them."""
+"""Sequences are padded to a multiple of this and of tp x cp, so that all ranks get parts of the same length."""
 
 
 class VLMRecipe:
@@ -77,7 +77,7 @@ class VLMRecipe:
             mean=mean,
             std=std,
             max_length=self.job.data.max_length,
-            pad_multiple=math.lcm(PAD_MULTIPLE, self.job.layout.tp),
+            pad_multiple=math.lcm(PAD_MULTIPLE, self.job.layout.tp * self.job.layout.cp),
         )
 
     def dataset(self, split: str) -> Dataset:
