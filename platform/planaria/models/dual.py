@@ -28,7 +28,7 @@ class DualEncoderRecipe:
     """Implements :class:`planaria.recipe.ContrastiveRecipe` for the model and data sections of a job.
 
     Raises:
-        ConfigError: the data would not be pairs.
+        ConfigError: the data would not be pairs, or the layout has an axis on which a dual encoder is not cut.
     """
 
     def __init__(self, job: JobConfig) -> None:
@@ -39,6 +39,11 @@ class DualEncoderRecipe:
                 f"data.scenes: caption_fraction={scenes.caption_fraction:g}, text_only_fraction="
                 f"{scenes.text_only_fraction:g}, but a dual encoder trains on pictures with captions alone; "
                 "set data.scenes.caption_fraction=1 and data.scenes.text_only_fraction=0"
+            )
+        if job.layout.pp > 1 or job.layout.cp > 1:
+            raise ConfigError(
+                f"layout: pp={job.layout.pp}, cp={job.layout.cp}, but a dual encoder is neither cut into stages nor along "
+                "its sequences; set both to 1, and use tp where one encoder is too large for a device"
             )
         self.job = job
 
