@@ -42,8 +42,8 @@ class DualEncoderRecipe:
             )
         if job.layout.pp > 1 or job.layout.cp > 1:
             raise ConfigError(
-                f"layout: pp={job.layout.pp}, cp={job.layout.cp}, but a dual encoder is neither cut into stages nor along "
-                "its sequences; set both to 1, and use tp where one encoder is too large for a device"
+                f"layout: pp={job.layout.pp}, cp={job.layout.cp}, but a dual encoder is cut neither into stages nor "
+                "along its sequences; set both to 1, and use tp where one encoder is too large for a device"
             )
         self.job = job
 
