@@ -15,7 +15,7 @@ from planaria.parity.report import notes
 from planaria.parity.table import FAMILIES, VARIANTS, Family, Variant
 
 CUT = Variant("tp 2 + sp", Layout(tp=2), optimizers=())
-ELSEWHERE = ("llava", "llava-siglip-qwen")
+ELSEWHERE = ("llava", "llava-siglip-qwen", "clip", "siglip")
 """Families that the engine's own tests take."""
 
 

@@ -19,6 +19,14 @@ _DECODER = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    # A caption of three shapes is about 75 bytes long.
+    "max_position_embeddings": 96,
+}
 
 _QWEN_TOWER = {"depth": 2, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2, "image_size": 32}
 # The families' own special ids lie outside a small vocabulary; mllama must have some.
@@ -117,4 +125,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "text_config": {"num_key_value_heads": 2, "cross_attention_layers": [1], **_IDS, **_DECODER},
     },
+    # Two encoders of one size, trained to tell pairs apart.
+    "clip-tiny": {
+        "model_type": "clip",
+        "vision_config": _TOWER,
+        "text_config": _TEXT,
+        "projection_dim": 64,
+    },
+    "siglip-tiny": {"model_type": "siglip", "vision_config": _TOWER, "text_config": _TEXT},
 }

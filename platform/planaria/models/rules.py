@@ -15,28 +15,32 @@ from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from planaria.models.families import Family
+from planaria.models.families.family import Pictures
 from planaria.recipe import ShardingRules, StageRules
 
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "linear_fc1"})
 ROWWISE = frozenset({"o_proj", "out_proj", "down_proj", "fc2", "linear_fc2"})
 
+_NO_FAMILY = Family(vision=(), projector=(), pictures=lambda _: Pictures(0, 0, (), ()))
 
-def sharding_rules(model: nn.Module, config: PreTrainedConfig, family: Family) -> ShardingRules:
-    """Rules for ``model``, a Hugging Face VLM of ``family`` built from ``config``."""
+
+def sharding_rules(model: nn.Module, config: PreTrainedConfig, family: Family | None = None) -> ShardingRules:
+    """Rules for ``model``, a Hugging Face model built from ``config``, of ``family`` if it belongs to one."""
+    known = family or _NO_FAMILY
     units = tuple(
         name
         for name, module in model.named_modules()
-        if isinstance(module, GradientCheckpointingLayer) or type(module).__name__ in family.units
+        if isinstance(module, GradientCheckpointingLayer) or type(module).__name__ in known.units
     )
     return ShardingRules(
         units=units,
         colwise=COLWISE,
         rowwise=ROWWISE,
-        replicate=family.replicate,
-        head_attributes=family.head_attributes,
-        sequence_parallel=tuple(_decoder_stacks(model, units)) if family.splits_sequence else (),
+        replicate=known.replicate,
+        head_attributes=known.head_attributes,
+        sequence_parallel=tuple(_decoder_stacks(model, units)) if known.splits_sequence else (),
         vocabulary_head="lm_head" if isinstance(getattr(model, "lm_head", None), nn.Linear) else None,
-        heads={name: count for name, count in _counts(config) if name not in family.whole},
+        heads={name: count for name, count in _counts(config) if name not in known.whole},
         sequence_heads={n: count for n, count in _counts(config) if n == "text_config.num_attention_heads"},
     )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from planaria.config import JobConfig
 from planaria.layout import Layout
+from planaria.models.choose import job_recipe
 from planaria.models.presets import PRESETS
-from planaria.models.vlm import VLMRecipe
 from planaria.recipe import Recipe
 
 
@@ -28,7 +28,7 @@ class Family:
 
     name: str
     overrides: Mapping[str, Any]
-    recipe: Callable[[JobConfig], Recipe] = VLMRecipe
+    recipe: Callable[[JobConfig], Recipe] = job_recipe
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,15 @@ def _preset(name: str) -> Family:
     return Family(name.removesuffix("-tiny"), {"model.preset": name})
 
 
-FAMILIES: list[Family] = [_preset(name) for name in PRESETS]
+def _pairs(name: str) -> Family:
+    """A dual encoder, whose samples are pictures with captions alone; several blocks of columns per step."""
+    pairs = {"data.scenes.caption_fraction": 1.0, "data.scenes.text_only_fraction": 0.0, "contrastive.columns": 3}
+    return Family(name.removesuffix("-tiny"), {"model.preset": name, **pairs})
+
+
+DUAL = ("clip-tiny", "siglip-tiny")
+
+FAMILIES: list[Family] = [_pairs(name) if name in DUAL else _preset(name) for name in PRESETS]
 
 TEXT_ONLY = {"data.scenes.text_only_fraction": 1.0}
 PICTURES_ONLY = {"data.scenes.text_only_fraction": 0.0, "train.micro_batch": 8}
