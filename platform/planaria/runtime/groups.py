@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from planaria.engine.zero.library import destroy_process_group
 from planaria.layout import AXES, Layout
 from planaria.runtime.sockets import Address, ConnectionSet, listening_ports, socket_inodes
 
@@ -174,7 +175,7 @@ class Groups:
         with self._lock:
             if self._open and dist.is_initialized():
                 with contextlib.suppress(Exception):
-                    dist.destroy_process_group()
+                    destroy_process_group()
             if self._open and not dist.is_initialized():
                 # Forming that failed leaves torch's group counter advanced; group names (hence store keys)
                 # of the next generation would then differ from those of ranks that did not fail.
