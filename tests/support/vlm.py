@@ -13,7 +13,9 @@ from planaria.config import JobConfig, parse
 from planaria.data.builder import BatchBuilder
 from planaria.data.plan import micro_batch_plan
 from planaria.engine.initial import DTYPES, first_state
+from planaria.engine.make import make_engine
 from planaria.engine.native import NativeEngine
+from planaria.engine.protocol import Engine
 from planaria.recipe import MicroBatch, Recipe
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box, uncovered
@@ -55,13 +57,20 @@ def total_targets(recipe: Recipe, job: JobConfig, step: int) -> int:
 
 
 def engine_of(groups: Groups, recipe: Recipe, job: JobConfig) -> NativeEngine:
-    """An engine with the state before the first step."""
+    """A native engine with the state before the first step."""
     engine = NativeEngine(recipe, job, groups.rendezvous.layout, groups.mesh, CPU)
     engine.load(first_state(recipe, job))
     return engine
 
 
-def step(engine: NativeEngine, *, on_gradients: Callable[[], None] | None = None) -> Any:
+def any_engine_of(groups: Groups, recipe: Recipe, job: JobConfig) -> Engine:
+    """The engine that the job asks for, with the state before the first step."""
+    engine = make_engine(recipe, job, groups.rendezvous.layout, groups.mesh, CPU)
+    engine.load(first_state(recipe, job))
+    return engine
+
+
+def step(engine: Engine, *, on_gradients: Callable[[], None] | None = None) -> Any:
     """One step of ``engine`` on its share; ``on_gradients`` is called when they are complete."""
     recipe, job, layout = engine.recipe, engine.job, engine.layout
     share = batches(recipe, job, engine.step_done, layout.dp_rank(engine.mesh.get_rank()), layout.dp)
@@ -87,6 +96,15 @@ def held(engine: NativeEngine, *, gradients: bool) -> Held:
         value = shard.grad() if gradients else shard.local()
         found.append((shard.name, shard.global_shape, shard.box, None if value is None else value.clone()))
     return found
+
+
+def held_of(engine: Engine, kind: str = "model/") -> Held:
+    """Copies of what this rank holds of the state, of tensors whose names begin with ``kind``, without that."""
+    return [
+        (item.tensor.removeprefix(kind), item.global_shape, item.box, item.value.clone())
+        for item in engine.state()
+        if item.tensor.startswith(kind)
+    ]
 
 
 def assemble(ranks: Iterable[Held]) -> dict[str, Tensor]:

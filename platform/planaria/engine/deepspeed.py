@@ -21,7 +21,7 @@ from planaria.engine.schedule import lr_factor
 from planaria.engine.sharded import check_model
 from planaria.engine.zero.fragments import Fragment
 from planaria.engine.zero.frozen import frozen_of
-from planaria.engine.zero.library import join
+from planaria.engine.zero.library import initialise, join
 from planaria.engine.zero.model import LossModule, materialise
 from planaria.engine.zero.optimizer import optimizer_of
 from planaria.engine.zero.partition import Named, partition_of
@@ -63,9 +63,7 @@ class DeepSpeedEngine:
             lr_scale,
             fused=job.engine.offload_optimizer is not None,
         )
-        self._zero, *_ = deepspeed.initialize(
-            model=LossModule(recipe, self.model), optimizer=self._optimizer, config=config, dist_init_required=False
-        )
+        self._zero = initialise(deepspeed, LossModule(recipe, self.model), self._optimizer, config)
         self._partition = partition_of(self._zero, self._stage, trained)
         self._frozen = frozen_of(
             [item for item in named if not item.parameter.requires_grad],
@@ -107,6 +105,13 @@ class DeepSpeedEngine:
             for fragment, buffer in self._buffers("optim", key):
                 for box, value in fragment.views(buffer):
                     yield Held(f"optim/{key}/{fragment.name}", fragment.shape, box, fragment.axes, value)
+
+    def gradients(self) -> Iterator[Held]:
+        """What this rank holds of the gradients of a step, between its last backward pass and its update."""
+        for fragment in self._partition.fragments:
+            flat = self._partition.gradient(fragment.group) * self._undo_average
+            for box, value in fragment.views(flat):
+                yield Held(fragment.name, fragment.shape, box, fragment.axes, value)
 
     def wanted(self) -> list[tuple[str, Box]]:
         """What :meth:`load` will read."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planaria.engine.zero.library import destroy_process_group
+from planaria.engine.zero.library import destroy_process_group, release
 from planaria.layout import AXES, Layout
 from planaria.runtime.sockets import Address, ConnectionSet, listening_ports, socket_inodes
 
@@ -171,6 +171,7 @@ class Groups:
     def close(self) -> None:
         """Tear the groups down in the training thread, after every reference to the model is gone."""
         self._mesh = None
+        release()
         gc.collect()
         with self._lock:
             if self._open and dist.is_initialized():
