@@ -16,15 +16,18 @@ import torch.distributed as dist
 from tests.support.forms import long_form
 from tests.support.ranks import RankPool
 from tests.support.saving import save
-from tests.support.vlm import CPU, Held, Reference, any_engine_of, assemble, held_of, relative_errors, step, vlm_job
+from tests.support.vlm import CPU, vlm_job
 from torch import Tensor
 
 from planaria.config import JobConfig
 from planaria.engine.deepspeed import DeepSpeedEngine
 from planaria.engine.make import make_engine
-from planaria.engine.protocol import StepResult
+from planaria.engine.protocol import Engine, StepResult
 from planaria.layout import Layout, LayoutError
 from planaria.models.vlm import VLMRecipe
+from planaria.parity.measure import Held, assemble, held, relative_errors
+from planaria.parity.reference import Reference
+from planaria.parity.steps import batches, engine_of, step
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box
 from planaria.state.replicas import Comparison
@@ -69,15 +72,15 @@ def _reference(clipped: bool) -> tuple[list[float], list[float], dict[str, Tenso
 
 
 def _train(groups: Groups, job: JobConfig) -> tuple[list[StepResult], Held, Held, Comparison | None]:
-    engine = any_engine_of(groups, VLMRecipe(job), job)
+    engine = engine_of(groups, VLMRecipe(job), job)
     assert isinstance(engine, DeepSpeedEngine)
     gradients: list[Held] = []
 
     def keep() -> None:
-        gradients.append([(g.tensor, g.global_shape, g.box, g.value.clone()) for g in engine.gradients()])
+        gradients.append(held(engine, gradients=True))
 
     results = [step(engine, on_gradients=keep) for _ in range(3)]
-    return results, gradients[0], held_of(engine), engine.compare_replicas()
+    return results, gradients[0], held(engine, gradients=False), engine.compare_replicas()
 
 
 def _close(found: Held | list[Held], expected: dict[str, Tensor], limit: float = LIMIT) -> None:
@@ -123,8 +126,13 @@ def test_steps_on_any_world(pool: RankPool, stage: int, world: int, offload: boo
     _compare(pool, Layout(dp_shard=world), zero_job(stage, offload=offload, **optim))
 
 
-def _poisoned(groups: Groups, job: JobConfig) -> tuple[list[StepResult], Held, Held, Held]:
-    engine = any_engine_of(groups, VLMRecipe(job), job)
+def _state(engine: Engine) -> list[Tensor]:
+    """Copies of all that this rank holds."""
+    return [part.value.clone() for part in engine.state()]
+
+
+def _poisoned(groups: Groups, job: JobConfig) -> tuple[list[StepResult], list[Tensor], list[Tensor], list[Tensor]]:
+    engine = engine_of(groups, VLMRecipe(job), job)
     assert isinstance(engine, DeepSpeedEngine)
 
     def poison() -> None:
@@ -132,11 +140,11 @@ def _poisoned(groups: Groups, job: JobConfig) -> tuple[list[StepResult], Held, H
             next(gradient for gradient in engine._partition.gradients() if gradient.numel()).view(-1)[0] = math.inf
 
     results = [step(engine)]
-    before = held_of(engine, "")
+    before = _state(engine)
     results.append(step(engine, on_gradients=poison))
-    after = held_of(engine, "")
+    after = _state(engine)
     results.append(step(engine))
-    return results, before, after, held_of(engine, "")
+    return results, before, after, _state(engine)
 
 
 @pytest.mark.parametrize("stage", (1, 3))
@@ -144,10 +152,9 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks(pool: RankPoo
     for results, before, after, later in pool.run(Layout(dp_shard=2), _poisoned, zero_job(stage)):
         assert [r.skipped for r in results] == [False, True, False]
         assert results[1].lr == 0.0
-        same = [torch.equal(a[3], b[3]) for a, b in zip(before, after, strict=True)]  # type: ignore[arg-type]
-        assert all(same)
+        assert all(map(torch.equal, before, after))
         assert math.isfinite(results[2].loss)
-        assert any(not torch.equal(a[3], b[3]) for a, b in zip(after, later, strict=True))  # type: ignore[arg-type]
+        assert not all(map(torch.equal, after, later))
 
 
 # State
@@ -155,7 +162,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks(pool: RankPoo
 
 def _leg(groups: Groups, job: JobConfig, source: str, begin: int, target: str, steps: int) -> list[float]:
     """Load the checkpoint of step ``begin`` in ``source`` (or begin afresh), train, save to ``target``."""
-    engine = any_engine_of(groups, VLMRecipe(job), job)
+    engine = engine_of(groups, VLMRecipe(job), job)
     if begin:
         with Vault(source).at(begin) as checkpoint:
             engine.load(checkpoint)
@@ -218,8 +225,24 @@ def test_bf16_follows_the_fp32_curve(pool: RankPool) -> None:
 
 
 def _losses(groups: Groups, job: JobConfig, steps: int) -> list[float]:
-    engine = any_engine_of(groups, VLMRecipe(job), job)
+    engine = engine_of(groups, VLMRecipe(job), job)
     return [step(engine).loss for _ in range(steps)]
+
+
+def _scores(groups: Groups, job: JobConfig) -> tuple[Tensor, float]:
+    recipe, layout = VLMRecipe(job), groups.rendezvous.layout
+    engine = engine_of(groups, recipe, job)
+    batch = batches(recipe, job, 0, layout.dp_rank(groups.rendezvous.rank), layout.dp)[0]
+    return engine.score(batch), step(engine).loss
+
+
+def test_scores_are_those_of_the_native_engine(pool: RankPool) -> None:
+    layout = Layout(dp_shard=2)
+    for (native, loss), (zero, same) in zip(
+        pool.run(layout, _scores, native_job()), pool.run(layout, _scores, zero_job(3)), strict=True
+    ):
+        assert torch.equal(native, zero)
+        assert same == pytest.approx(loss, rel=1e-6)
 
 
 # Generations
@@ -234,7 +257,7 @@ def _left(groups: Groups) -> tuple[int, int]:
 
 def _stuck(groups: Groups, job: JobConfig) -> float:
     """Rank 1 never comes to the second step; seconds that rank 0 waits there for it after the abort."""
-    engine = any_engine_of(groups, VLMRecipe(job), job)
+    engine = engine_of(groups, VLMRecipe(job), job)
     step(engine)
     if dist.get_rank() == 1:
         time.sleep(2.0)  # it lives: what ends the wait is the abort alone

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tests.support.ranks import RankPool
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from planaria.layout import Layout
 from planaria.runtime.groups import ALWAYS, Groups, Interrupted, host_store
@@ -100,6 +101,25 @@ def test_many_generations_leave_nothing_open() -> None:
             pool.run(layout, _traffic, 0.05, generation % 3, False)
         after = pool.run(layout, _open_things)
         assert after == before
+
+
+def _sharded_work(groups: Groups) -> tuple[int, int]:
+    """Operations on sharded tensors, as FSDP2 makes them; returns (threads of any kind, descriptors)."""
+    for axis in ALWAYS:
+        part = DTensor.from_local(torch.ones(2), groups.mesh[axis], [Shard(0)])
+        assert (part + part).sum().full_tensor() == 4 * groups.mesh[axis].size()
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def test_layouts_that_come_and_go_leave_no_groups_behind() -> None:
+    with RankPool(2) as pool:
+        for layout in (Layout(dp_shard=2), Layout(dp_replicate=2), Layout(tp=2)):
+            last = pool.run(layout, _sharded_work)
+        pool.run(Layout(dp_shard=2), _sharded_work)
+        first = pool.run(Layout(tp=2), _sharded_work)
+        assert first == last
+        for layout in (Layout(dp_shard=2), Layout(dp_replicate=2)):
+            assert pool.run(layout, _sharded_work) == first, layout
 
 
 def test_forming_with_an_absent_rank_ends_when_interrupted() -> None:

@@ -206,7 +206,7 @@ class Controller:
                 limits,
                 settle_s=settle,
                 quiet_s=now - self.staff.last_arrival,
-                loaders=len(self.staff.loader_handles()),
+                data=bool(self.generations or self.staff.loader_handles()),
             )
             if isinstance(decision, policy.Start):
                 return
@@ -562,7 +562,8 @@ class Controller:
         match event:
             case Said(ident, message) if self.staff.is_keeper(ident):
                 member = self.staff.keepers.get(ident)
-                if member is not None and member.life is Life.READY:
+                # Not only once it is ready: what it says again to a controller that returned may come before its hello.
+                if member is not None and member.life is not Life.LOST:
                     self.custody.keeper_said(member.node, message)
             case Said(ident, {"t": "notice", "why": why}):
                 self.record.event("notice", f"{ident} was told to end: {why}", member=ident)
@@ -604,7 +605,7 @@ class Controller:
 
     def _look_back(self, generation: Generation, message: dict[str, Any]) -> None:
         """A step is done: whether its numbers make sense, and who is slow."""
-        if message["skipped"] and self._rollback is None:
+        if message["skipped"] and not message["overflow"] and self._rollback is None:
             decision = self.seen.numbers(message["step"] + 1, self.custody.states())
             if isinstance(decision, policy.GiveUp):
                 raise JobFailed(decision.reason)
@@ -662,9 +663,9 @@ class Controller:
             generation.lost[ident] = f"{why}, and with it the snapshots of node {member.node[:8]}"
 
     def _tell_loaders(self, generation: Generation | None) -> None:
-        loaders = self.staff.loader_handles()
-        if generation is not None and loaders:
-            self._tell_members(generation, "set_loaders", generation.number, loaders)
+        """Whom to ask for data; nobody, if none is left: each rank builds its own until there are loaders again."""
+        if generation is not None:
+            self._tell_members(generation, "set_loaders", generation.number, self.staff.loader_handles())
 
     def _tell_members(self, generation: Generation, method: str, *args: Any, **kwargs: Any) -> None:
         for ident in generation.pending:

@@ -106,12 +106,12 @@ class DeepSpeedEngine:
                 for box, value in fragment.views(buffer):
                     yield Held(f"optim/{key}/{fragment.name}", fragment.shape, box, fragment.axes, value)
 
-    def gradients(self) -> Iterator[Held]:
-        """What this rank holds of the gradients of a step, between its last backward pass and its update."""
+    def gradients(self) -> Iterator[tuple[str, tuple[int, ...], Box, Tensor | None]]:
+        """See :meth:`planaria.engine.protocol.HasGradients.gradients`."""
         for fragment in self._partition.fragments:
             flat = self._partition.gradient(fragment.group) * self._undo_average
             for box, value in fragment.views(flat):
-                yield Held(fragment.name, fragment.shape, box, fragment.axes, value)
+                yield fragment.name, fragment.shape, box, value
 
     def wanted(self) -> list[tuple[str, Box]]:
         """What :meth:`load` will read."""

@@ -19,6 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from planaria.engine.zero.library import destroy_process_group, release
 from planaria.layout import AXES, Layout
@@ -172,6 +176,7 @@ class Groups:
         """Tear the groups down in the training thread, after every reference to the model is gone."""
         self._mesh = None
         release()
+        _forget_meshes()
         gc.collect()
         with self._lock:
             if self._open and dist.is_initialized():
@@ -183,3 +188,16 @@ class Groups:
                 distributed_c10d._world.group_count = 0
             self._open = False
         self._connections.close()
+
+
+def _forget_meshes() -> None:
+    """Empty the caches in which DTensor remembers, for this thread, how it sharded what.
+
+    They hold every mesh that it has met, and meshes hold their groups: each layout would leave the threads and
+    connections of its groups behind.
+    """
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    ShardingPropagator._propagate_tensor_meta_cached.cache_clear()

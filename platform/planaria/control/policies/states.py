@@ -38,7 +38,7 @@ _Z, _D, _S = State.RESIZING, State.DRAINING, State.STOPPING
 
 TRANSITIONS: Mapping[tuple[State, State], str] = MappingProxyType(
     {
-        (_W, _F): "enough workers, one loader",
+        (_W, _F): "enough workers, the data opened",
         (_W, _R): "a controller that returned adopts the generation that trains",
         (_W, State.STOPPED): "asked to stop while none trained",
         (_W, State.FAILED): "too few within elastic.wait_s",
