@@ -228,7 +228,9 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _deepspeed_only(self) -> EngineConfig:
-        if self.name == "native" and (given := sorted(self.model_fields_set - {"name"})):
+        defaults = type(self).model_fields
+        given = [key for key in ("zero_stage", "offload_optimizer") if getattr(self, key) != defaults[key].default]
+        if self.name == "native" and given:
             raise ValueError(f"{', '.join(given)} has no effect with name: native; remove it, or set name: deepspeed")
         if self.offload_optimizer is not None and self.zero_stage == 0:
             raise ValueError(
