@@ -383,6 +383,11 @@ class JobConfig(Section):
                 f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} leaves no step of "
                 f"train.steps={self.train.steps}; shorten the warm-up or train longer"
             )
+        if self.layout.pp > 1 and self.layout.pp * self.layout.tp * self.layout.cp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.pp={self.layout.pp} x layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many "
+                f"workers, but elastic.max_workers={self.elastic.max_workers}; raise max_workers or lower one of them"
+            )
         if self.layout.cp > 1 and self.layout.tp * self.layout.cp > self.elastic.max_workers:
             raise ValueError(
                 f"layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many workers, but "
