@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import torch.distributed as dist
     from torch import nn
 
     from planaria.config import JobConfig
@@ -86,6 +87,23 @@ class ShardingRules:
     """Name of an untied output ``nn.Linear`` that TP splits by vocabulary."""
     heads: Mapping[str, int] = field(default_factory=dict)
     """Counts that the TP degree must divide, by the name to show in an error."""
+    sequence_heads: Mapping[str, int] = field(default_factory=dict)
+    """Query heads in the stacks of ``sequence_parallel``: TP x CP must divide their numbers."""
+
+
+@dataclass(frozen=True)
+class LogitsPart:
+    """Which part of its logits [B, L, V] a model yields on this rank: even parts along L and V, in order of ranks."""
+
+    sequence: dist.ProcessGroup | None = None
+    """The ranks that share the sequence, or None if each has the whole."""
+    vocabulary: dist.ProcessGroup | None = None
+    """The ranks that share the vocabulary, or None if each has the whole."""
+
+
+def logits_part(model: nn.Module) -> LogitsPart:
+    """What an engine has said of ``model``'s logits; the whole where it has said nothing."""
+    return getattr(model, "planaria_logits_part", LogitsPart())
 
 
 @dataclass(frozen=True)
@@ -212,6 +230,18 @@ class GroupedRecipe(Protocol):
     def lr_scale(self, name: str) -> float:
         """Factor on the learning rate of parameter ``name``."""
         ...
+
+
+@runtime_checkable
+class PartialLogitsRecipe(Protocol):
+    """A recipe whose ``loss`` and ``score`` heed :func:`logits_part`: needed for context parallelism, and under tensor
+    parallelism it spares the whole logits.
+
+    ``loss`` then gives the sum over this rank's part of the sequence, and the same on all ranks that share the
+    vocabulary; ``score`` gives whole rows on every rank.
+    """
+
+    partial_logits: bool
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def test_cuts_are_optimal(cost, stages, first, last):
     stages = min(stages, len(cost))
     bounds = cut(cost, stages, first, last)
     assert len(bounds) == stages + 1 and bounds[0] == 0 and bounds[-1] == len(cost)
-    assert all(a < b for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(a < b for a, b in pairwise(bounds))
     every = ((0, *inner, len(cost)) for inner in combinations(range(1, len(cost)), stages - 1))
     assert slowest(cost, bounds, first, last) == min(slowest(cost, each, first, last) for each in every)
 

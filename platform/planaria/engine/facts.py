@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from planaria.config import ConfigError, JobConfig
+from planaria.engine.context_parallel import check_context_parallel
 from planaria.engine.initial import build
 from planaria.engine.tensor_parallel import ShardingError, check_divides
 from planaria.planner.plan import ModelFacts
@@ -12,10 +13,10 @@ from planaria.recipe import Recipe, StagedRecipe
 
 
 def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
-    """Counts that tensor parallelism must divide, the number of parameters, and of stages to cut the model into.
+    """Counts that tensor and context parallelism must divide, the number of parameters, and of possible stages.
 
     Raises:
-        ConfigError: the configured tensor- or pipeline-parallel degree does not fit the model.
+        ConfigError: a configured degree does not fit the model.
     """
     model = build(recipe, job)
     rules = recipe.sharding(model)
@@ -25,8 +26,16 @@ def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
         raise ConfigError(f"layout.tp: {error}") from None
     if job.layout.tp > 1 and not rules.colwise:
         raise ConfigError(f"layout.tp: {job.layout.tp}, but the recipe has no tensor-parallel rules; set layout.tp=1")
-    parameters = sum(p.numel() for p in model.parameters())
-    return ModelFacts(tp_divides=dict(rules.heads), parameters=parameters, stages=_stages(recipe, model, job))
+    try:
+        check_context_parallel(recipe, rules, job.layout.tp, job.layout.cp)
+    except ShardingError as error:
+        raise ConfigError(f"layout.cp: {error}") from None
+    return ModelFacts(
+        tp_divides=dict(rules.heads),
+        parameters=sum(p.numel() for p in model.parameters()),
+        cp_divides=dict(rules.sequence_heads),
+        stages=_stages(recipe, model, job),
+    )
 
 
 def _stages(recipe: Recipe, model: nn.Module, job: JobConfig) -> int | None:

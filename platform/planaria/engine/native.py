@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
+from planaria.engine.bucketed import sum_in_place
 from planaria.engine.compute_time import compute_clock
+from planaria.engine.context_parallel import check_context_parallel
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.loss_scale import LossScale
 from planaria.engine.optimizer import ShardedOptimizer
@@ -22,7 +24,17 @@ from planaria.engine.replicas import compare
 from planaria.engine.sharded import Shard, fsdp_modules, shapes_of, shard_model
 from planaria.engine.staged_model import staged_model
 from planaria.layout import AXES, Layout, LayoutError
-from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader, holds, read_into
+from planaria.recipe import (
+    GroupedRecipe,
+    MetaRecipe,
+    MicroBatch,
+    PartialLogitsRecipe,
+    Recipe,
+    ScoredRecipe,
+    StateReader,
+    holds,
+    read_into,
+)
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.replicas import Comparison
@@ -37,12 +49,13 @@ class NativeEngine:
     """
 
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-        if layout.cp > 1:
-            raise LayoutError(f"the native engine does not run cp yet (layout {layout})")
+        if layout.pp > 1 and layout.cp > 1:
+            raise LayoutError(f"layout {layout}: the native engine does not combine pp with cp; set one of them to 1")
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
         self.step_done = 0
         self.model = build(recipe, job)
         rules = recipe.sharding(self.model)
+        check_context_parallel(recipe, rules, layout.tp, layout.cp)
         self._shapes = shapes_of(self.model)
         self._staged = staged_model(recipe, job, self.model, rules, layout, mesh) if layout.pp > 1 else None
         if self._staged is not None:
@@ -55,6 +68,7 @@ class NativeEngine:
             mesh,
             sequence_parallel=job.layout.sequence_parallel,
             train=job.train,
+            partial_logits=isinstance(recipe, PartialLogitsRecipe) and recipe.partial_logits,
             owned=None if self._staged is None else self._staged.cut.owned,
         )
         if isinstance(recipe, MetaRecipe):
@@ -229,18 +243,14 @@ class NativeEngine:
         }
 
     def _sum_partial_gradients(self) -> None:
-        """Add up, in one message, the gradients of whole parameters that saw only part of the work."""
-        if self.layout.tp == 1:
-            return
-        grads = [grad for shard in self.shards if shard.cut.partial and (grad := shard.grad()) is not None]
-        if not grads:
-            return
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
-        dist.all_reduce(flat, group=self.mesh.get_group("tp"))
-        offset = 0
-        for grad in grads:
-            grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
-            offset += grad.numel()
+        """Add up gradients of whole parameters that saw only part of the work: over ``tp`` those of some heads or
+        positions, over ``cp`` all, since each rank has seen its part of every sequence."""
+        if self.layout.tp > 1:
+            partial = [grad for shard in self.shards if shard.cut.partial and (grad := shard.grad()) is not None]
+            sum_in_place(partial, self.mesh.get_group("tp"))
+        if self.layout.cp > 1:
+            every = [grad for shard in self.shards if (grad := shard.grad()) is not None]
+            sum_in_place(every, self.mesh.get_group("cp"))
 
     def _global_sums(self, loss_sum: Tensor, votes: tuple[int, ...]) -> tuple[float, float, tuple[int, ...]]:
         """(squared gradient norm, loss sum, votes) over the whole world, each slice counted once."""

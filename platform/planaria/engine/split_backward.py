@@ -94,5 +94,5 @@ def postpone_weights(model: nn.Module, later: Postponed) -> None:
     for module in model.modules():
         if isinstance(module, RowLinear):
             module.product = product
-        elif type(module).forward is nn.Linear.forward:
-            module.forward = partial(forward, module)
+        elif isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+            module.forward = partial(forward, module)  # type: ignore[method-assign]

@@ -238,14 +238,25 @@ def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) ->
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def apply_vocabulary_parallel(model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]) -> None:
-    """Split an untied output head by vocabulary and gather its logits; left whole if tp does not divide it."""
+def apply_vocabulary_parallel(
+    model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut], *, gather: bool
+) -> bool:
+    """Split an untied output head by vocabulary; left whole if tp does not divide it.
+
+    Args:
+        gather: whether its logits are gathered; else each rank yields its part.
+
+    Returns:
+        Whether the head is split.
+    """
     module = model.get_submodule(head)
     assert isinstance(module, nn.Linear)
     if module.out_features % group.size():
-        return
+        return False
     _shrink(module, "weight", 0, group, head, cuts)
     _shrink(module, "bias", 0, group, head, cuts)
     module.out_features //= group.size()
     _hook_input(module, c.copy_to_tp, group)
-    module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    if gather:
+        module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    return True
