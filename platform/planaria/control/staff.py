@@ -41,6 +41,8 @@ class Staff:
         """Nodes under notice, and those in quarantine that still carry processes."""
         self.quitting: set[str] = set()
         """Workers that were told, by somebody else, to end."""
+        self.benched: set[str] = set()
+        """Workers that compute too slowly: they get a rank only where nobody else can have it."""
         self.last_arrival = self.last_change = time.monotonic()
         """When a process last came up, and when a worker last came up or was lost."""
         self.trouble = ""
