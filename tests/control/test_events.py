@@ -9,7 +9,7 @@ import pytest
 
 from planaria.config import parse
 from planaria.control.custody import Custody
-from planaria.control.events import Saved
+from planaria.control.events import Said, Saved
 from planaria.control.generation import Generation
 from planaria.control.hearing import take
 from planaria.control.losses import lose
@@ -56,3 +56,12 @@ def test_only_a_keeper_of_a_node_at_work_ends_the_generation(desk, node: str, ha
     desk.beacon = SimpleNamespace(cut=lambda ident: None)
     lose(desk, "keeper-7", desk.generations[0], "its process ended")
     assert bool(desk.generations[0].lost) is harmed
+
+
+@pytest.mark.parametrize(("life", "heard"), [(Life.STARTING, True), (Life.READY, True), (Life.LOST, False)])
+def test_what_a_keeper_says_before_its_answer_to_a_returned_controller_counts(desk, life: Life, heard: bool) -> None:
+    member, words = Member("keeper-0", "n0", None, life), []
+    desk.staff = SimpleNamespace(is_keeper=lambda ident: True, keepers=SimpleNamespace(get=lambda ident: member))
+    desk.custody = SimpleNamespace(keeper_said=lambda node, message: words.append((node, message["t"])))
+    take(desk, Said("keeper-0", {"t": "drained"}), desk.generations[0])
+    assert words == ([("n0", "drained")] if heard else [])

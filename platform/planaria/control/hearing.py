@@ -28,7 +28,8 @@ def take(desk: Desk, event: Event, generation: Generation | None) -> None:
     match event:
         case Said(ident, message) if desk.staff.is_keeper(ident):
             member = desk.staff.keepers.get(ident)
-            if member is not None and member.life is Life.READY:
+            # A keeper that this life of the controller adopts may say again what it wrote before its answer is here.
+            if member is not None and member.life is not Life.LOST:
                 desk.custody.keeper_said(member.node, message)
         case Said(ident, {"t": "notice", "why": why}):
             desk.record.event("notice", f"{ident} was told to end: {why}", member=ident)
