@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ from planaria.control.generation import Generation
 from planaria.control.health import go_back
 from planaria.control.policies.states import State
 from planaria.memory.recall import MemorySource
-from planaria.runtime.groups import Rendezvous
+from planaria.runtime.groups import Rendezvous, forget_generations
 from planaria.runtime.worker import Order
 
 
@@ -54,6 +55,8 @@ def launch(desk: Desk) -> Generation:
     desk.record.journal(journal.generation_row(generation))
     _order(desk, generation, source)
     desk.custody.begun(generation, source)
+    # In a thread: a large fleet leaves many keys. Of the last generation some rank may still be leaving.
+    threading.Thread(target=forget_generations, args=(desk.store, number - 1), daemon=True).start()
     desk.chronicle.account.begin(step, time.monotonic())
     return generation
 

@@ -49,9 +49,9 @@ def take(desk: Desk, event: Event, generation: Generation | None) -> None:
                     desk.tell_loaders(generation)
                 elif desk.staff.is_keeper(event.ident):
                     desk.custody.announce_ring()
-        case NodesSeen(capacity, leaving):
+        case NodesSeen(capacity, leaving, hosts):
             desk.staff.notices(leaving)
-            for ident, why in desk.staff.nodes(capacity):
+            for ident, why in desk.staff.nodes(capacity, hosts):
                 lose(desk, ident, generation, why)
         case StopAsked(why):
             desk.stop = desk.stop or why
