@@ -211,7 +211,7 @@ def test_long_values_are_cut(complaint):
         ("optim.betas=[0.9, true]", "is not acceptable; expected a number"),
         ("optim.name=adamx", "'adamx' is not among adamw, sgd; did you mean adamw?"),
         ("optim.name=3", "3 is not among adamw, sgd"),
-        ("train.precision=int4", "'int4' is not among fp32, bf16, fp64"),
+        ("train.precision=int4", "'int4' is not among fp32, bf16, fp16, fp64"),
         ("model.freeze=vision", "'vision' is not acceptable; expected a list"),
         ("model.freeze=[visio]", "'visio' is not among vision, projector, language; did you mean vision?"),
         ("model.config=3", "3 is not acceptable; expected a section of keys and values"),

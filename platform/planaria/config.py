@@ -6,6 +6,7 @@ Every problem becomes a :class:`ConfigError` that names file, key, given value a
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import types
@@ -151,13 +152,58 @@ class OptimConfig(Section):
         return self
 
 
+class LossScaleConfig(Section):
+    """The factor on the loss that keeps small gradients of half precision from vanishing (train.precision: fp16)."""
+
+    initial: float = Field(2.0**16, gt=0, le=2.0**30, description="factor at the first step, a power of two")
+    growth: float = Field(2.0, gt=1, description="factor on the scale after interval good steps, a power of two")
+    backoff: float = Field(0.5, gt=0, lt=1, description="factor on the scale after an overflow, a power of two")
+    interval: int = Field(2000, ge=1, description="steps in a row without an overflow before the scale grows")
+
+    @model_validator(mode="after")
+    def _exact(self) -> LossScaleConfig:
+        for name in ("initial", "growth", "backoff"):
+            value = getattr(self, name)
+            if math.frexp(value)[0] != 0.5:
+                nearest = 2.0 ** round(math.log2(value))
+                raise ValueError(
+                    f"{name}={value:g} is not a power of two, so gradients would be rounded as they are scaled back; "
+                    f"the nearest is {nearest:g}"
+                )
+        return self
+
+
 class TrainConfig(Section):
     """What one optimizer step is, and how many of them."""
 
     steps: int = Field(..., ge=1)
     global_batch: int = Field(..., ge=1, description="samples per optimizer step, whatever the number of workers")
     micro_batch: int = Field(8, ge=1, description="most samples per forward pass on one worker")
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = Field(
+        "fp32", description="of computation; bf16 and fp16 keep float32 master weights, moments and gradient sums"
+    )
+    reduce_precision: Literal["fp32", "bf16", "fp16"] | None = Field(
+        None, description="in which gradients travel between ranks; null: float32, or float64 with precision: fp64"
+    )
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    recompute: Literal["none", "unit", "selective"] = Field(
+        "none",
+        description="activations that the backward pass computes again: unit: all inside of a layer; selective: all "
+        "but the outputs of matrix products and attention",
+    )
+
+    @model_validator(mode="after")
+    def _reductions(self) -> TrainConfig:
+        if self.precision == "fp64" and self.reduce_precision is not None:
+            raise ValueError(
+                f"reduce_precision={self.reduce_precision} would round the gradients of precision=fp64; leave it out"
+            )
+        if self.reduce_precision == "fp16" and self.precision != "fp16":
+            raise ValueError(
+                f"reduce_precision=fp16 overflows without loss scaling, which precision={self.precision} has not; "
+                "use bf16 or fp32"
+            )
+        return self
 
 
 class LayoutConfig(Section):
@@ -169,6 +215,22 @@ class LayoutConfig(Section):
     )
     sequence_parallel: bool = Field(True, description="shard activations along the sequence between TP blocks")
     dp_replicate: int = Field(1, ge=1, description="preferred number of full replicas (HSDP)")
+    pp: int = Field(1, ge=1, description="preferred number of pipeline ranks")
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
+        "1f1b", description="order in which pipeline ranks work through their micro-batches"
+    )
+    virtual_stages: int = Field(1, ge=1, description="stages per pipeline rank; interleaved and zero_bubble only")
+
+    @model_validator(mode="after")
+    def _pipeline(self) -> LayoutConfig:
+        if self.virtual_stages > 1 and self.pipeline_schedule in ("gpipe", "1f1b"):
+            raise ValueError(
+                f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
+                "set pipeline_schedule: interleaved, or virtual_stages: 1"
+            )
+        if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
+            raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
+        return self
 
 
 class ElasticConfig(Section):

@@ -6,13 +6,14 @@ The platform's own vision-language recipe (:mod:`planaria.models.vlm`) implement
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import torch.distributed as dist
     from torch import nn
 
     from planaria.config import JobConfig
@@ -86,6 +87,43 @@ class ShardingRules:
     """Name of an untied output ``nn.Linear`` that TP splits by vocabulary."""
     heads: Mapping[str, int] = field(default_factory=dict)
     """Counts that the TP degree must divide, by the name to show in an error."""
+    sequence_heads: Mapping[str, int] = field(default_factory=dict)
+    """Query heads in the stacks of ``sequence_parallel``: TP x CP must divide their numbers."""
+
+
+@dataclass(frozen=True)
+class LogitsPart:
+    """Which part of its logits [B, L, V] a model yields on this rank: even parts along L and V, in order of ranks."""
+
+    sequence: dist.ProcessGroup | None = None
+    """The ranks that share the sequence, or None if each has the whole."""
+    vocabulary: dist.ProcessGroup | None = None
+    """The ranks that share the vocabulary, or None if each has the whole."""
+
+
+def logits_part(model: nn.Module) -> LogitsPart:
+    """What an engine has said of ``model``'s logits; the whole where it has said nothing."""
+    return getattr(model, "planaria_logits_part", LogitsPart())
+
+
+@dataclass(frozen=True)
+class StageRules:
+    """Where a model may be cut into pipeline stages.
+
+    ``layers``: dotted names of the layers between which cuts may lie, in the order in which they run. They are the
+    children of one ``nn.ModuleList``, are units of the sharding rules, and each takes the hidden states as its first
+    argument and returns them, [batch, sequence, hidden].
+
+    ``last``: names of the modules behind the last layer (final norm, output head). All other modules that have
+    parameters belong to the first stage. A parameter may be shared between the first stage and the last one.
+
+    ``positions``: positions per sample that pass through the modules below a name; what cost is modelled from.
+    Names that are not listed count 1.
+    """
+
+    layers: tuple[str, ...]
+    last: tuple[str, ...] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
 
 
 class Recipe(Protocol):
@@ -151,6 +189,21 @@ class DirectReader(StateReader, Protocol):
         ...
 
 
+@runtime_checkable
+class ListedReader(StateReader, Protocol):
+    """A reader that knows what it can read."""
+
+    @property
+    def tensors(self) -> Collection[str]:
+        """Names of all tensors."""
+        ...
+
+
+def holds(state: StateReader, tensor: str) -> bool:
+    """Whether ``state`` says that it has ``tensor``: for what only newer states have, or those of other jobs."""
+    return isinstance(state, ListedReader) and tensor in state.tensors
+
+
 def read_into(state: StateReader, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:
     """Fill each tensor with the box of ``state`` beside it, directly where the reader can."""
     if isinstance(state, DirectReader):
@@ -176,6 +229,38 @@ class GroupedRecipe(Protocol):
 
     def lr_scale(self, name: str) -> float:
         """Factor on the learning rate of parameter ``name``."""
+        ...
+
+
+@runtime_checkable
+class PartialLogitsRecipe(Protocol):
+    """A recipe whose ``loss`` and ``score`` heed :func:`logits_part`: needed for context parallelism, and under tensor
+    parallelism it spares the whole logits.
+
+    ``loss`` then gives the sum over this rank's part of the sequence, and the same on all ranks that share the
+    vocabulary; ``score`` gives whole rows on every rank.
+    """
+
+    partial_logits: bool
+
+
+@runtime_checkable
+class StagedRecipe(Protocol):
+    """A recipe whose model can be cut into pipeline stages.
+
+    ``loss`` and ``score`` must call the model they are given exactly once, before anything else that takes time: on
+    a stage that is not the last, the call does not return.
+    """
+
+    def stage_rules(self, model: nn.Module) -> StageRules:
+        """Where ``model`` may be cut."""
+        ...
+
+    def resume(self, model: nn.Module, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What ``model(*args, **kwargs)`` returns, given ``hidden``, the input of the first layer that is there.
+
+        Layers of other stages pass their input through, and so do the modules behind the last layer.
+        """
         ...
 
 

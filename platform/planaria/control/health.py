@@ -23,7 +23,7 @@ def look_back(desk: Desk, generation: Generation, message: Message) -> None:
     Raises:
         JobFailed: going back does not help.
     """
-    if message["skipped"] and desk.rollback is None:
+    if message["skipped"] and not message["overflow"] and desk.rollback is None:
         decision = desk.seen.numbers(message["step"] + 1, desk.custody.states())
         if isinstance(decision, GiveUp):
             raise JobFailed(decision.reason)

@@ -18,6 +18,8 @@ from planaria.state.writer import Piece
 
 UPDATES = "optim/updates"
 """Name of the scalar that counts the optimizer's updates."""
+SCALE, GOOD_STEPS = "optim/scaler/scale", "optim/scaler/good_steps"
+"""Names of the scalars that the search for a loss scale remembers, where there is one (``train.precision: fp16``)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class StepResult:
     """Sums over all ranks of what each one's ``poll`` said."""
     compute_s: float | None = None
     """How long this rank itself needs, waiting for others left out (:mod:`planaria.engine.compute_time`)."""
+    overflow: bool = False
+    """True if it was skipped since the scaled gradient left the range of half precision: the search for a loss scale,
+    and no fault of data or weights."""
+    loss_scale: float | None = None
+    """The factor on the loss in this step, where there is one (``train.precision: fp16``)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import nn
 from planaria.config import JobConfig
 from planaria.engine.initial import DTYPES, build
 from planaria.engine.optimizer import STATE_KEYS
-from planaria.engine.protocol import UPDATES
+from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES
 from planaria.exchange.errors import ExchangeError
 from planaria.models.hub_names import HubNames
 from planaria.models.vlm import VLMRecipe
@@ -74,6 +74,7 @@ class Contents:
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor of a complete checkpoint, as :meth:`NativeEngine.expected` gives them."""
         shapes: dict[str, tuple[int, ...]] = {UPDATES: ()}
+        shapes |= {SCALE: (), GOOD_STEPS: ()} if self.job.train.precision == "fp16" else {}
         shapes |= {f"model/{name}": shape for name, shape in self.parameters.items()}
         for name, shape in self.parameters.items():
             if name in self.trainable:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from planaria.engine.protocol import UPDATES
+from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError
 from planaria.exchange.matching import Match
@@ -86,6 +86,8 @@ def bring_in(
 def expected(contents: Contents, step: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that an imported checkpoint of ``step`` has."""
     every = contents.expected()
+    for name in (SCALE, GOOD_STEPS):  # of no other's: a job that needs a loss scale looks for its own
+        every.pop(name, None)
     return (
         every
         if step

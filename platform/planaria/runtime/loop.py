@@ -149,6 +149,8 @@ def _step_message(step: int, result: StepResult, waited: float, took: float) -> 
         "lr": result.lr,
         "targets": result.targets,
         "skipped": result.skipped,
+        "overflow": result.overflow,
+        "loss_scale": result.loss_scale,
         "data_wait_s": waited,
         "step_s": took,
         "compute_s": result.compute_s,
