@@ -233,6 +233,15 @@ class LayoutConfig(Section):
         return self
 
 
+class ContrastiveConfig(Section):
+    """Training of dual encoders (CLIP, SigLIP); of no effect on other models."""
+
+    columns: int = Field(
+        8192, ge=1, description="features of all ranks that a rank compares its own with at a time: bounds its memory"
+    )
+    max_scale: float = Field(100.0, gt=1, description="greatest factor on the logits that the model may learn")
+
+
 class ElasticConfig(Section):
     """How far the job may shrink and grow, and when it gives up."""
 
@@ -353,6 +362,7 @@ class JobConfig(Section):
     model: ModelConfig | None = Field(None, description="left out when the recipe is the user's own")
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()

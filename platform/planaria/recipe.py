@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -273,4 +273,55 @@ class ScoredRecipe(Protocol):
 
     def score(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One float64 number per row of ``batch``: 1 for a right answer, 0 for a wrong one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How pairs are told apart: the loss, and the parameters that it has of its own.
+
+    With unit features I and T, the logit of image i and text j is ``exp(scale) * I_i . T_j + bias``.
+    """
+
+    kind: Literal["softmax", "sigmoid"]
+    """``softmax``: CLIP (arXiv:2103.00020); ``sigmoid``: SigLIP (arXiv:2303.15343)."""
+    scale: str
+    """Name of the parameter, of shape (1,), that holds the logarithm of the logits' scale."""
+    bias: str | None
+    """Name of the bias parameter, of shape (1,); None: there is none."""
+    columns: int
+    """Most features of all ranks together that a rank compares its own with at a time."""
+
+
+@runtime_checkable
+class ContrastiveRecipe(Protocol):
+    """A recipe whose targets are pairs, each told apart from all others of the global batch.
+
+    Its batches hold ``weights`` [B]: a row of weight 0 is neither a positive nor a negative. ``loss`` is what one
+    process would compute on the whole global batch; an engine that cuts the batch calls ``encode`` instead.
+    """
+
+    def encode(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Image and text features [B, D] of unit length, in at least float32; row i of each is pair i.
+
+        A row must not depend on the others, and ``model`` must be called exactly once.
+        """
+        ...
+
+    def contrast(self) -> Contrast:
+        """The loss between the features."""
+        ...
+
+
+def is_scored(recipe: Recipe) -> bool:
+    """Whether held-out samples can be scored: each by itself, or pairs by which one is found among all."""
+    return isinstance(recipe, ScoredRecipe | ContrastiveRecipe)
+
+
+@runtime_checkable
+class BoundedRecipe(Protocol):
+    """A recipe that keeps some parameters within bounds."""
+
+    def bounds(self, name: str) -> tuple[float, float] | None:
+        """Least and greatest value of parameter ``name`` after every update; None: it has none."""
         ...

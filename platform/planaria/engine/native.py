@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
 from planaria.engine.bucketed import sum_in_place
 from planaria.engine.compute_time import compute_clock
 from planaria.engine.context_parallel import check_context_parallel
+from planaria.engine.contrastive_passes import ContrastivePasses
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.loss_scale import LossScale
 from planaria.engine.optimizer import ShardedOptimizer
@@ -25,6 +27,8 @@ from planaria.engine.sharded import Shard, fsdp_modules, shapes_of, shard_model
 from planaria.engine.staged_model import staged_model
 from planaria.layout import AXES, Layout, LayoutError
 from planaria.recipe import (
+    BoundedRecipe,
+    ContrastiveRecipe,
     GroupedRecipe,
     MetaRecipe,
     MicroBatch,
@@ -39,6 +43,8 @@ from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.replicas import Comparison
 from planaria.state.writer import Piece
+
+T = TypeVar("T")
 
 
 class NativeEngine:
@@ -88,14 +94,21 @@ class NativeEngine:
         self._compute = compute_clock(device, job.train.precision)
         self._rank = mesh.get_rank()
         self._at = layout.coords(self._rank)
+        bounds = {s.name: recipe.bounds(s.name) for s in self.shards} if isinstance(recipe, BoundedRecipe) else {}
+        self._bounded = [(shard, limits) for shard in self.shards if (limits := bounds.get(shard.name)) is not None]
         counts_loss = self._at["tp"] == 0
         self._pipeline: PipelinedPasses | None = None
+        self._passes: Passes
         if self._staged is not None:
             schedule, group = job.layout.pipeline_schedule, mesh.get_group("pp")
             self._pipeline = PipelinedPasses(recipe, self._staged, schedule, group, device, counts_loss=counts_loss)
-        self._passes: Passes = self._pipeline or AccumulatedPasses(
-            recipe, self.model, self._units, layout, counts_loss=counts_loss
-        )
+            self._passes = self._pipeline
+        elif isinstance(recipe, ContrastiveRecipe):
+            self._passes = ContrastivePasses(
+                recipe, self.model, self._units, layout, mesh, self.shards, counts_loss=counts_loss
+            )
+        else:
+            self._passes = AccumulatedPasses(recipe, self.model, self._units, layout, counts_loss=counts_loss)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -203,6 +216,8 @@ class NativeEngine:
             clip = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
             # The scale is a power of two: one product clips and scales back as exactly as two.
             lr = self.optimizer.step(self.step_done, clip / scale)
+            for shard, (least, most) in self._bounded:
+                shard.local().clamp_(least, most)
         if self._scale is not None and (finite or overflow):
             self._scale = self._scale.after(self.job.train.loss_scale, overflow=overflow)
         for shard in self.shards:
@@ -222,16 +237,23 @@ class NativeEngine:
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
         assert isinstance(self.recipe, ScoredRecipe)
+        if (pipeline := self._pipeline) is not None:
+            recipe = self.recipe
+            return self._evaluated(lambda _, tensors: pipeline.score(recipe, tensors), batch)
+        return self._evaluated(self.recipe.score, batch)
+
+    def features(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Image and text features [B, D] of ``batch`` in evaluation mode; collective like :meth:`score`."""
+        assert isinstance(self.recipe, ContrastiveRecipe)
+        return self._evaluated(self.recipe.encode, batch)
+
+    def _evaluated(self, function: Callable[[nn.Module, Mapping[str, Tensor]], T], batch: MicroBatch) -> T:
         self.model.eval()
         with torch.no_grad():
-            tensors = self._to_device(batch)
-            if self._pipeline is not None:
-                scores = self._pipeline.score(self.recipe, tensors)
-            else:
-                scores = self.recipe.score(self.model, tensors)
+            found = function(self.model, self._to_device(batch))
         for module in self._units:  # without a backward pass the root stays gathered, and would outlive a load()
             module.reshard()
-        return scores
+        return found
 
     def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
         # Arrays from the object store are read-only; torch wants writable memory.

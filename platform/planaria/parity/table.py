@@ -11,7 +11,7 @@ from typing import Any
 
 from planaria.config import JobConfig
 from planaria.layout import Layout
-from planaria.models.vlm import VLMRecipe
+from planaria.models.choose import job_recipe
 from planaria.recipe import Recipe
 
 
@@ -27,7 +27,7 @@ class Family:
 
     name: str
     overrides: Mapping[str, Any]
-    recipe: Callable[[JobConfig], Recipe] = VLMRecipe
+    recipe: Callable[[JobConfig], Recipe] = job_recipe
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,17 @@ def _preset(name: str) -> Family:
     return Family(name.removesuffix("-tiny"), {"model.preset": name})
 
 
+def _pairs(name: str) -> Family:
+    """A dual encoder, whose samples are pictures with captions alone; several blocks of columns per step."""
+    pairs = {"data.scenes.caption_fraction": 1.0, "data.scenes.text_only_fraction": 0.0, "contrastive.columns": 3}
+    return Family(name.removesuffix("-tiny"), {"model.preset": name, **pairs})
+
+
 FAMILIES: list[Family] = [
     _preset("llava-tiny"),
     _preset("llava-siglip-qwen-tiny"),
+    _pairs("clip-tiny"),
+    _pairs("siglip-tiny"),
 ]
 
 TEXT_ONLY = {"data.scenes.text_only_fraction": 1.0}
