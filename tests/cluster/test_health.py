@@ -116,7 +116,7 @@ def test_a_standby_takes_the_place_of_a_worker_that_was_killed(cluster: LocalClu
 
 
 @long_form
-def test_a_spare_takes_over_the_rank_of_a_straggler_and_no_step_is_lost(tmp_path: Path) -> None:
+def test_a_spare_takes_over_the_rank_of_a_straggler_and_no_step_is_lost(cluster: LocalCluster, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     # Three workers for batches of two samples: one is a spare.
     config = toy_job(
@@ -125,9 +125,11 @@ def test_a_spare_takes_over_the_rank_of_a_straggler_and_no_step_is_lost(tmp_path
         elastic={"max_workers": 3, "replace_stragglers": True},
         checkpoint={"every": 1000},
     )
-    with LocalCluster(3):
-        recipe = SlowRecipe(flag=str(flag))
+    third, recipe = cluster.add_node(), SlowRecipe(flag=str(flag))
+    try:
         trainer = train_with(config, {10: flag.touch}, until=lambda run: run.trains_in(2), recipe=recipe)
+    finally:
+        cluster.kill_node(third)
     run = Run(tmp_path)
     (taken,) = tmp_path.glob("flag-*")
     slow = next(e["member"] for e in run.of("joined") if e["pid"] == int(taken.name.rpartition("-")[2]))
