@@ -46,6 +46,8 @@ class ShardedOptimizer:
         merged: dict[tuple[float, float], list[nn.Parameter]] = {}
         for shard, view in zip(self.shards, self._views, strict=True):
             merged.setdefault(group_of(shard.name, shard.global_shape, config, lr_scale), []).append(view)
+        if not merged:  # a pipeline stage of which nothing trains
+            merged[(config.lr, 0.0)] = []
         groups = [{"params": views, "lr": lr, "weight_decay": decay} for (lr, decay), views in merged.items()]
         self._peak = [lr for lr, _ in merged]
         self.updates = 0
