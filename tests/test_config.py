@@ -137,7 +137,8 @@ def test_merge_keys_are_not_duplicates(job):
         ("data.scenes.colors=3", "did you mean data.scenes.colours?"),
         (
             "layout.qqq=1",
-            "remove it, or use one of the keys known here: cp, dp_replicate, pipeline_schedule, pp, sequence_parallel, tp, virtual_stages",
+            "remove it, or use one of the keys known here: cp, dp_replicate, pipeline_schedule, pp, sequence_parallel, "
+            "tp, virtual_stages",
         ),
         ("model.path.x=1", "expected text"),
     ],
