@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import re
 import socket
 import threading
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from planaria.engine.zero.library import destroy_process_group, release
 from planaria.layout import AXES, Layout
 from planaria.runtime.sockets import Address, ConnectionSet, listening_ports, socket_inodes
 
+_OF_GENERATION = re.compile(r"gen-(\d+)/")
 ALWAYS = ("dp_replicate", "dp_shard", "tp")
 """Axes that every mesh has: FSDP2 and the engine take a group of one as they take any other."""
 
@@ -54,6 +57,14 @@ def host_store(host: str) -> dist.TCPStore:
     listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
     port = listener.getsockname()[1]
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def forget_generations(store: dist.TCPStore, before: int) -> None:
+    """Delete what generations with a number below ``before`` have left in the store."""
+    for key in store.list_keys():
+        name = _OF_GENERATION.match(key)
+        if name is not None and int(name[1]) < before:
+            store.delete_key(key)
 
 
 class Interrupted(RuntimeError):
@@ -174,12 +185,13 @@ class Groups:
     def close(self) -> None:
         """Tear the groups down in the training thread, after every reference to the model is gone."""
         self._mesh = None
+        release()
         _forget_meshes()
         gc.collect()
         with self._lock:
             if self._open and dist.is_initialized():
                 with contextlib.suppress(Exception):
-                    dist.destroy_process_group()
+                    destroy_process_group()
             if self._open and not dist.is_initialized():
                 # Forming that failed leaves torch's group counter advanced; group names (hence store keys)
                 # of the next generation would then differ from those of ranks that did not fail.
