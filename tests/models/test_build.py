@@ -156,7 +156,8 @@ def test_placeholders_are_as_many_as_the_tower_yields(preset: str, strategy: str
 
 def test_pixel_statistics_are_those_of_the_directory_else_of_the_tower(tmp_path: Path) -> None:
     recipes = [_recipe(_tree(preset)) for preset in ("llava-tiny", "llava-siglip-qwen-tiny")]
-    clip, siglip = (recipe.family.pictures(recipe.config) for recipe in recipes)
+    pictures = [recipe.family.pictures(recipe.config) for recipe in recipes]
+    clip, siglip = ((one.mean, one.std) for one in pictures)
     assert build.pixel_statistics(clip, None)[0] == pytest.approx((0.4815, 0.4578, 0.4082), abs=1e-4)
     assert build.pixel_statistics(siglip, str(tmp_path)) == ((0.5,) * 3, (0.5,) * 3)
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]}')

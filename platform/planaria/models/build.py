@@ -13,7 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from planaria.config import ConfigError, ModelConfig
 from planaria.models.families import FAMILIES, Family, generic
-from planaria.models.families.family import Pictures
 from planaria.models.presets import PRESETS
 
 
@@ -68,15 +67,17 @@ def build_model(config: PreTrainedConfig, family: Family, freeze: tuple[str, ...
     return built
 
 
-def pixel_statistics(pictures: Pictures, path: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) per channel: from the directory's preprocessor_config.json, else what the tower was made for."""
+def pixel_statistics(
+    usual: tuple[tuple[float, ...], tuple[float, ...]], path: str | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) per channel: from the directory's preprocessor_config.json, else the ``usual`` ones."""
     if path is not None:
         file = Path(path) / "preprocessor_config.json"
         if file.exists():
             stored = json.loads(file.read_text(encoding="utf-8"))
             if "image_mean" in stored and "image_std" in stored:
                 return tuple(stored["image_mean"]), tuple(stored["image_std"])
-    return pictures.mean, pictures.std
+    return usual
 
 
 def _class_of(config: PreTrainedConfig) -> Any:

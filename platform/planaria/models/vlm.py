@@ -82,7 +82,7 @@ class VLMRecipe:
 
     @cached_property
     def _collator(self) -> VLMCollator:
-        mean, std = build.pixel_statistics(self._pictures, self._model.path)
+        mean, std = build.pixel_statistics((self._pictures.mean, self._pictures.std), self._model.path)
         return VLMCollator(
             self.codec,
             image_tokens=self._pictures.tokens,
