@@ -215,6 +215,22 @@ class LayoutConfig(Section):
     )
     sequence_parallel: bool = Field(True, description="shard activations along the sequence between TP blocks")
     dp_replicate: int = Field(1, ge=1, description="preferred number of full replicas (HSDP)")
+    pp: int = Field(1, ge=1, description="preferred number of pipeline ranks")
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
+        "1f1b", description="order in which pipeline ranks work through their micro-batches"
+    )
+    virtual_stages: int = Field(1, ge=1, description="stages per pipeline rank; interleaved and zero_bubble only")
+
+    @model_validator(mode="after")
+    def _pipeline(self) -> LayoutConfig:
+        if self.virtual_stages > 1 and self.pipeline_schedule in ("gpipe", "1f1b"):
+            raise ValueError(
+                f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
+                "set pipeline_schedule: interleaved, or virtual_stages: 1"
+            )
+        if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
+            raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
+        return self
 
 
 class ElasticConfig(Section):

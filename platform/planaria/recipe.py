@@ -88,6 +88,26 @@ class ShardingRules:
     """Counts that the TP degree must divide, by the name to show in an error."""
 
 
+@dataclass(frozen=True)
+class StageRules:
+    """Where a model may be cut into pipeline stages.
+
+    ``layers``: dotted names of the layers between which cuts may lie, in the order in which they run. They are the
+    children of one ``nn.ModuleList``, are units of the sharding rules, and each takes the hidden states as its first
+    argument and returns them, [batch, sequence, hidden].
+
+    ``last``: names of the modules behind the last layer (final norm, output head). All other modules that have
+    parameters belong to the first stage. A parameter may be shared between the first stage and the last one.
+
+    ``positions``: positions per sample that pass through the modules below a name; what cost is modelled from.
+    Names that are not listed count 1.
+    """
+
+    layers: tuple[str, ...]
+    last: tuple[str, ...] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
+
+
 class Recipe(Protocol):
     """Model, data and loss of one training job. Instances are pickled to every actor."""
 
@@ -191,6 +211,26 @@ class GroupedRecipe(Protocol):
 
     def lr_scale(self, name: str) -> float:
         """Factor on the learning rate of parameter ``name``."""
+        ...
+
+
+@runtime_checkable
+class StagedRecipe(Protocol):
+    """A recipe whose model can be cut into pipeline stages.
+
+    ``loss`` and ``score`` must call the model they are given exactly once, before anything else that takes time: on
+    a stage that is not the last, the call does not return.
+    """
+
+    def stage_rules(self, model: nn.Module) -> StageRules:
+        """Where ``model`` may be cut."""
+        ...
+
+    def resume(self, model: nn.Module, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What ``model(*args, **kwargs)`` returns, given ``hidden``, the input of the first layer that is there.
+
+        Layers of other stages pass their input through, and so do the modules behind the last layer.
+        """
         ...
 
 

@@ -154,6 +154,7 @@ class ElasticTrainer:
     def _attend(self, controller: Any) -> dict[str, Any]:
         finished = controller.run.options(concurrency_group="job").remote()
         asked_at: float | None = None
+        asked: Any = None
         deaths = 0
         with _signals() as caught:
             while True:
@@ -169,15 +170,16 @@ class ElasticTrainer:
                             # Its processes train on; the one that Ray starts in its place takes them up.
                             time.sleep(RETURN_PAUSE_S)
                             finished = controller.run.options(concurrency_group="job").remote()
+                            asked = None  # whatever it had heard died with it
                             continue
                         self._show(controller, final=True)
                         return summary
                     deaths = 0 if self._show(controller) else deaths
                 except KeyboardInterrupt:
                     caught.append("Ctrl-C")
-                if caught and asked_at is None:
-                    asked_at = time.monotonic()
-                    controller.stop.options(concurrency_group="talk").remote(caught[0])
+                if caught and (asked is None or _failed(asked)):
+                    asked_at = asked_at or time.monotonic()
+                    asked = controller.stop.options(concurrency_group="talk").remote(caught[0])
                 elif len(caught) > 1 or (asked_at and time.monotonic() - asked_at > STOP_LIMIT_S):
                     how = "at once" if len(caught) > 1 else f"after waiting {STOP_LIMIT_S:.0f} s for the step to end"
                     raise TrainingStopped(f"ended {how}, without a last checkpoint", caught[0])
@@ -191,6 +193,16 @@ class ElasticTrainer:
         if self._watch is not None:
             self._watch(status | {"final": final})
         return True
+
+
+def _failed(call: Any) -> bool:
+    """Whether a call to an actor has come to nothing, as when the actor died before it answered."""
+    done, _ = ray.wait([call], timeout=0)
+    try:
+        ray.get(done)
+    except ray.exceptions.RayError:
+        return True
+    return False
 
 
 def stop_message(summary: dict[str, Any], total: int) -> str:

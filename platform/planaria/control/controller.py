@@ -562,7 +562,8 @@ class Controller:
         match event:
             case Said(ident, message) if self.staff.is_keeper(ident):
                 member = self.staff.keepers.get(ident)
-                if member is not None and member.life is Life.READY:
+                # Not only once it is ready: what it says again to a controller that returned may come before its hello.
+                if member is not None and member.life is not Life.LOST:
                     self.custody.keeper_said(member.node, message)
             case Said(ident, {"t": "notice", "why": why}):
                 self.record.event("notice", f"{ident} was told to end: {why}", member=ident)

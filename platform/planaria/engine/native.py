@@ -16,9 +16,11 @@ from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied
 from planaria.engine.loss_scale import LossScale
 from planaria.engine.optimizer import ShardedOptimizer
 from planaria.engine.passes import AccumulatedPasses, Passes
+from planaria.engine.pipeline import PipelinedPasses
 from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES, Held, StepResult
 from planaria.engine.replicas import compare
-from planaria.engine.sharded import fsdp_modules, shard_model
+from planaria.engine.sharded import Shard, fsdp_modules, shapes_of, shard_model
+from planaria.engine.staged_model import staged_model
 from planaria.layout import AXES, Layout, LayoutError
 from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader, holds, read_into
 from planaria.state.boxes import Box
@@ -35,13 +37,17 @@ class NativeEngine:
     """
 
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-        if layout.pp > 1 or layout.cp > 1:
-            raise LayoutError(f"the native engine does not run pp or cp yet (layout {layout})")
+        if layout.cp > 1:
+            raise LayoutError(f"the native engine does not run cp yet (layout {layout})")
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
         self.step_done = 0
         self.model = build(recipe, job)
-        ties = tied_names(self.model)
         rules = recipe.sharding(self.model)
+        self._shapes = shapes_of(self.model)
+        self._staged = staged_model(recipe, job, self.model, rules, layout, mesh) if layout.pp > 1 else None
+        if self._staged is not None:
+            rules = self._staged.cut.sharding
+        ties = tied_names(self.model)
         self.shards = shard_model(
             self.model,
             rules,
@@ -49,6 +55,7 @@ class NativeEngine:
             mesh,
             sequence_parallel=job.layout.sequence_parallel,
             train=job.train,
+            owned=None if self._staged is None else self._staged.cut.owned,
         )
         if isinstance(recipe, MetaRecipe):
             self.model.to_empty(device=device)
@@ -59,7 +66,7 @@ class NativeEngine:
             retie(self.model, ties)
         parameters = dict(self.model.named_parameters())
         for shard in self.shards:  # materialising may have replaced the parameter objects
-            shard.parameter = parameters[shard.name]
+            shard.parameter = parameters[shard.module_name]
         lr_scale = recipe.lr_scale if isinstance(recipe, GroupedRecipe) else _same_rate
         self.optimizer = ShardedOptimizer(self.shards, job.optim, job.train.steps, lr_scale)
         self._scale = LossScale(job.train.loss_scale.initial) if job.train.precision == "fp16" else None
@@ -67,8 +74,13 @@ class NativeEngine:
         self._compute = compute_clock(device, job.train.precision)
         self._rank = mesh.get_rank()
         self._at = layout.coords(self._rank)
-        self._passes: Passes = AccumulatedPasses(
-            recipe, self.model, self._units, layout, counts_loss=self._at["tp"] == 0
+        counts_loss = self._at["tp"] == 0
+        self._pipeline: PipelinedPasses | None = None
+        if self._staged is not None:
+            schedule, group = job.layout.pipeline_schedule, mesh.get_group("pp")
+            self._pipeline = PipelinedPasses(recipe, self._staged, schedule, group, device, counts_loss=counts_loss)
+        self._passes: Passes = self._pipeline or AccumulatedPasses(
+            recipe, self.model, self._units, layout, counts_loss=counts_loss
         )
 
     # -- state -----------------------------------------------------------------------------------
@@ -88,18 +100,27 @@ class NativeEngine:
 
     def state(self) -> Iterator[Held]:
         """Everything that this rank holds of the training state, always in the same order."""
+        yield from self._scalars()
+        for held, shard in self._tensors():
+            if not shard.copy:
+                yield held
+
+    def _scalars(self) -> Iterator[Held]:
         yield Held(UPDATES, (), Box.whole(()), AXES, torch.tensor(self.optimizer.updates))
         if self._scale is not None:
             yield Held(SCALE, (), Box.whole(()), AXES, torch.tensor(self._scale.scale, dtype=torch.float64))
             yield Held(GOOD_STEPS, (), Box.whole(()), AXES, torch.tensor(self._scale.good_steps))
+
+    def _tensors(self) -> Iterator[tuple[Held, Shard]]:
+        """State and shard of every parameter, copies included."""
         for shard in self.shards:
-            yield Held(f"model/{shard.name}", shard.global_shape, shard.box, shard.axes, shard.local())
+            yield Held(f"model/{shard.name}", shard.global_shape, shard.box, shard.axes, shard.local()), shard
         for key, shard, value in self.optimizer.state():
-            yield Held(f"optim/{key}/{shard.name}", shard.global_shape, shard.box, shard.axes, value)
+            yield Held(f"optim/{key}/{shard.name}", shard.global_shape, shard.box, shard.axes, value), shard
 
     def wanted(self) -> list[tuple[str, Box]]:
         """What :meth:`load` will read."""
-        return [(held.tensor, held.box) for held in self.state()]
+        return [(held.tensor, held.box) for held in (*self._scalars(), *(held for held, _ in self._tensors()))]
 
     def pieces(self) -> Iterator[Piece]:
         """The slices that this rank contributes to a checkpoint, on the CPU."""
@@ -118,9 +139,9 @@ class NativeEngine:
         """Name and global shape of every tensor that a complete checkpoint holds."""
         shapes: dict[str, tuple[int, ...]] = {UPDATES: ()}
         shapes |= {SCALE: (), GOOD_STEPS: ()} if self._scale is not None else {}
-        shapes |= {f"model/{shard.name}": shard.global_shape for shard in self.shards}
-        for key, shard, _ in self.optimizer.state():
-            shapes[f"optim/{key}/{shard.name}"] = shard.global_shape
+        shapes |= {f"model/{name}": shape for name, (shape, _) in self._shapes.items()}
+        for key in self.optimizer.keys:
+            shapes |= {f"optim/{key}/{name}": shape for name, (shape, trains) in self._shapes.items() if trains}
         return shapes
 
     # -- one step --------------------------------------------------------------------------------
@@ -147,7 +168,8 @@ class NativeEngine:
         self._compute.start()
         self.model.train()
         # Dropout masks are alike in a tensor-parallel group, where ranks hold the same activations.
-        torch.manual_seed(seed_of(self.job.seed, f"step {self.step_done} dp {self.layout.dp_rank(self._rank)}"))
+        stage = f" pp {self._at['pp']}" if self._at["pp"] else ""
+        torch.manual_seed(seed_of(self.job.seed, f"step {self.step_done} dp {self.layout.dp_rank(self._rank)}{stage}"))
         batches = [self._to_device(batch) for batch in micro_batches]
         # Half precision: gradients are magnified by the scale until the update, which divides by it.
         scale = self._scale.scale if self._scale is not None else 1.0
@@ -188,7 +210,11 @@ class NativeEngine:
         assert isinstance(self.recipe, ScoredRecipe)
         self.model.eval()
         with torch.no_grad():
-            scores = self.recipe.score(self.model, self._to_device(batch))
+            tensors = self._to_device(batch)
+            if self._pipeline is not None:
+                scores = self._pipeline.score(self.recipe, tensors)
+            else:
+                scores = self.recipe.score(self.model, tensors)
         for module in self._units:  # without a backward pass the root stays gathered, and would outlive a load()
             module.reshard()
         return scores
@@ -221,7 +247,7 @@ class NativeEngine:
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         by_replicas: dict[int, list[Tensor]] = {}
         for shard in self.shards:
-            grad = shard.grad()
+            grad = None if shard.copy else shard.grad()
             if grad is not None and grad.numel():
                 by_replicas.setdefault(shard.replicas, []).append(grad)
         for replicas, grads in by_replicas.items():

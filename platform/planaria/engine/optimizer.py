@@ -75,7 +75,7 @@ class ShardedOptimizer:
         """(state name, shard, local tensor) of every state tensor, zeros where none exists yet."""
         for shard, view in zip(self.shards, self._views, strict=True):
             held = self.torch.state.get(view, {})
-            for key in self._keys():
+            for key in self.keys:
                 value = held.get(key)
                 yield key, shard, torch.zeros_like(view) if value is None else value
 
@@ -84,13 +84,15 @@ class ShardedOptimizer:
         self.updates = updates
         for shard, view in zip(self.shards, self._views, strict=True):
             view.data = shard.local()
-            held: dict[str, object] = {key: read(key, shard).to(view) for key in self._keys()}
+            held: dict[str, object] = {key: read(key, shard).to(view) for key in self.keys}
             if self.config.name == "adamw":
                 held["step"] = torch.tensor(float(updates))
             if held:
                 self.torch.state[view] = held
 
-    def _keys(self) -> tuple[str, ...]:
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of what is kept of every trained parameter."""
         if self.config.name == "sgd" and not self.config.momentum:
             return ()
         return STATE_KEYS[self.config.name]

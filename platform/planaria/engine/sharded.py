@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from planaria.config import TrainConfig
 from planaria.engine.initial import tied_names
 from planaria.engine.precision import mixed_precision
 from planaria.engine.recompute import apply_recompute
+from planaria.engine.stages import Owned
 from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_parallel, apply_vocabulary_parallel
 from planaria.layout import Layout
 from planaria.recipe import ShardingRules
@@ -39,6 +40,10 @@ class Shard:
     """Whether this rank writes the box to checkpoints (exactly one rank per box does)."""
     replicas: int
     """How many ranks hold this very box."""
+    copy: bool = False
+    """Whether another pipeline stage's twin of this parameter (tied embeddings) is the one that the state knows."""
+    module_name: str = ""
+    """Name of the parameter in this rank's module."""
 
     def local(self) -> Tensor:
         """The local shard, sharing storage with the parameter."""
@@ -63,6 +68,7 @@ def shard_model(
     *,
     sequence_parallel: bool,
     train: TrainConfig,
+    owned: Mapping[str, Owned] | None = None,
 ) -> list[Shard]:
     """Cut ``model`` in place for this rank.
 
@@ -74,6 +80,7 @@ def shard_model(
         model: unsharded; meta tensors stay meta, real ones are sliced.
         mesh: axes ``dp_replicate``, ``dp_shard``, ``tp`` (see :mod:`planaria.runtime.groups`).
         train: precision and recomputation.
+        owned: whose state each parameter is, where the model is only this rank's pipeline stages.
 
     Raises:
         ShardingError: the model or its rules cannot be cut; on every layout alike where it is not about TP.
@@ -103,7 +110,10 @@ def shard_model(
         # A parameter that no sample of this rank reached (a missing modality) still takes part in the reduction.
         module.set_reduce_scatter_unused_params(True, recurse=False)
 
-    return [_describe(name, p, shapes[name], cuts[name], layout, mesh) for name, p in model.named_parameters()]
+    return [
+        _describe(name, p, shapes[name], cuts[name], layout, mesh, None if owned is None else owned[name])
+        for name, p in model.named_parameters()
+    ]
 
 
 def check_model(model: nn.Module, rules: ShardingRules) -> None:
@@ -135,6 +145,11 @@ def check_model(model: nn.Module, rules: ShardingRules) -> None:
         )
 
 
+def shapes_of(model: nn.Module) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """(shape, whether it trains) of every parameter of an unsharded model, by name."""
+    return {name: (tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()}
+
+
 def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
     """Every FSDP2 unit of ``model``, the root included."""
     for module in model.modules():
@@ -143,12 +158,23 @@ def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def _describe(
-    name: str, parameter: nn.Parameter, shape: tuple[int, ...], cut: TPCut, layout: Layout, mesh: DeviceMesh
+    name: str,
+    parameter: nn.Parameter,
+    shape: tuple[int, ...],
+    cut: TPCut,
+    layout: Layout,
+    mesh: DeviceMesh,
+    owned: Owned | None,
 ) -> Shard:
     rank = mesh.get_rank()
-    box = held_box(shape, cut.dim, None, layout, rank)
-    assert box is not None  # without pipeline stages every rank holds a part of every tensor
-    axes = replicated_axes(shape, cut.dim, None)
-    stored = is_writer(layout.coords(rank), axes)
+    at = layout.coords(rank)
+    # A copy lies as its twin does, only on another stage.
+    stage = None if owned is None else at["pp"]
+    box = held_box(shape, cut.dim, stage, layout, rank)
+    assert box is not None  # it is the model of this rank's stage
+    axes = replicated_axes(shape, cut.dim, stage)
+    copy = owned is not None and owned.copy
+    stored = is_writer(at, axes) and not copy
     replicas = math.prod(getattr(layout, axis) for axis in axes)
-    return Shard(name, parameter, shape, box, cut, axes, stored, replicas)
+    known = name if owned is None else owned.name
+    return Shard(known, parameter, shape, box, cut, axes, stored, replicas, copy, name)

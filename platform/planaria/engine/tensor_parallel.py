@@ -37,6 +37,35 @@ class TPCut:
     partial: bool = False
 
 
+class StandIn(nn.Module):
+    """In the place of a module that belongs to another pipeline stage: it lets its first argument through.
+
+    It has the plain attributes of that module, which its owner may look at.
+    """
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        for key, value in vars(original).items():
+            if not key.startswith("_") and not callable(value):
+                setattr(self, key, value)
+        self.arrived: Tensor | None = None
+        """The last input, until somebody takes it away."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        value = args[0] if args else kwargs[SEQUENCE_ARGUMENT]
+        self.arrived = value if isinstance(value, Tensor) else None
+        return value
+
+
+def find_module(model: nn.Module, name: str) -> nn.Module | None:
+    """Submodule ``name``, or None where another pipeline stage has it."""
+    try:
+        found = model.get_submodule(name)
+    except AttributeError:
+        return None
+    return None if isinstance(found, StandIn) else found
+
+
 class RowLinear(nn.Linear):
     """Linear layer that holds some of the input features; partial outputs are summed over ``group``.
 
@@ -89,9 +118,12 @@ def apply_tensor_parallel(
             "replicate in the recipe's sharding(), or train with layout.tp=1"
         )
     if sequence_units:
-        for first, after in rules.sequence_parallel:
-            _hook_input(model.get_submodule(first), c.split_sequence, group)
-            _hook_input(model.get_submodule(after), c.join_sequence, group)
+        firsts, afters = zip(*rules.sequence_parallel, strict=True)
+        for collective, names in ((c.split_sequence, firsts), (c.join_sequence, afters)):
+            for name in dict.fromkeys(names):
+                module = find_module(model, name)
+                if module is not None:
+                    _hook_input(module, collective, group)
     return cuts
 
 
