@@ -243,9 +243,20 @@ class LayoutConfig(Section):
                 f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
                 "set pipeline_schedule: interleaved, or virtual_stages: 1"
             )
+        if self.pp > 1 and self.cp > 1:
+            raise ValueError(f"pp={self.pp} and cp={self.cp} cannot be combined yet; set one of them to 1")
         if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
             raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
         return self
+
+
+class ContrastiveConfig(Section):
+    """Training of dual encoders (CLIP, SigLIP); of no effect on other models."""
+
+    columns: int = Field(
+        8192, ge=1, description="features of all ranks that a rank compares its own with at a time: bounds its memory"
+    )
+    max_scale: float = Field(100.0, gt=1, description="greatest factor on the logits that the model may learn")
 
 
 class ElasticConfig(Section):
@@ -368,6 +379,7 @@ class JobConfig(Section):
     model: ModelConfig | None = Field(None, description="left out when the recipe is the user's own")
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
@@ -397,6 +409,11 @@ class JobConfig(Section):
             raise ValueError(
                 f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} leaves no step of "
                 f"train.steps={self.train.steps}; shorten the warm-up or train longer"
+            )
+        if self.layout.pp > 1 and self.layout.pp * self.layout.tp * self.layout.cp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.pp={self.layout.pp} x layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many "
+                f"workers, but elastic.max_workers={self.elastic.max_workers}; raise max_workers or lower one of them"
             )
         if self.layout.cp > 1 and self.layout.tp * self.layout.cp > self.elastic.max_workers:
             raise ValueError(

@@ -112,6 +112,6 @@ def plan(config: str, overrides: Sequence[str], nodes: str | None) -> int:
 def facts_of(job: JobConfig) -> ModelFacts:
     """What the planner must know of the job's model; checks the job against it on the way."""
     from planaria.engine.facts import model_facts
-    from planaria.models.vlm import VLMRecipe
+    from planaria.models.choose import job_recipe
 
-    return model_facts(VLMRecipe(job), job)
+    return model_facts(job_recipe(job), job)

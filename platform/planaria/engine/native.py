@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
+from planaria.engine.bucketed import sum_in_place
 from planaria.engine.compute_time import compute_clock
+from planaria.engine.context_parallel import check_context_parallel
+from planaria.engine.contrastive_passes import ContrastivePasses
 from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied_names
 from planaria.engine.loss_scale import LossScale
 from planaria.engine.optimizer import ShardedOptimizer
@@ -22,11 +26,25 @@ from planaria.engine.replicas import compare
 from planaria.engine.sharded import Shard, fsdp_modules, shapes_of, shard_model
 from planaria.engine.staged_model import staged_model
 from planaria.layout import AXES, Layout, LayoutError
-from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader, holds, read_into
+from planaria.recipe import (
+    BoundedRecipe,
+    ContrastiveRecipe,
+    GroupedRecipe,
+    MetaRecipe,
+    MicroBatch,
+    PartialLogitsRecipe,
+    Recipe,
+    ScoredRecipe,
+    StateReader,
+    holds,
+    read_into,
+)
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.replicas import Comparison
 from planaria.state.writer import Piece
+
+T = TypeVar("T")
 
 
 class NativeEngine:
@@ -37,12 +55,13 @@ class NativeEngine:
     """
 
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-        if layout.cp > 1:
-            raise LayoutError(f"the native engine does not run cp yet (layout {layout})")
+        if layout.pp > 1 and layout.cp > 1:
+            raise LayoutError(f"layout {layout}: the native engine does not combine pp with cp; set one of them to 1")
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
         self.step_done = 0
         self.model = build(recipe, job)
         rules = recipe.sharding(self.model)
+        check_context_parallel(recipe, rules, layout.tp, layout.cp)
         self._shapes = shapes_of(self.model)
         self._staged = staged_model(recipe, job, self.model, rules, layout, mesh) if layout.pp > 1 else None
         if self._staged is not None:
@@ -55,6 +74,7 @@ class NativeEngine:
             mesh,
             sequence_parallel=job.layout.sequence_parallel,
             train=job.train,
+            partial_logits=isinstance(recipe, PartialLogitsRecipe) and recipe.partial_logits,
             owned=None if self._staged is None else self._staged.cut.owned,
         )
         if isinstance(recipe, MetaRecipe):
@@ -74,14 +94,21 @@ class NativeEngine:
         self._compute = compute_clock(device, job.train.precision)
         self._rank = mesh.get_rank()
         self._at = layout.coords(self._rank)
+        bounds = {s.name: recipe.bounds(s.name) for s in self.shards} if isinstance(recipe, BoundedRecipe) else {}
+        self._bounded = [(shard, limits) for shard in self.shards if (limits := bounds.get(shard.name)) is not None]
         counts_loss = self._at["tp"] == 0
         self._pipeline: PipelinedPasses | None = None
+        self._passes: Passes
         if self._staged is not None:
             schedule, group = job.layout.pipeline_schedule, mesh.get_group("pp")
             self._pipeline = PipelinedPasses(recipe, self._staged, schedule, group, device, counts_loss=counts_loss)
-        self._passes: Passes = self._pipeline or AccumulatedPasses(
-            recipe, self.model, self._units, layout, counts_loss=counts_loss
-        )
+            self._passes = self._pipeline
+        elif isinstance(recipe, ContrastiveRecipe):
+            self._passes = ContrastivePasses(
+                recipe, self.model, self._units, layout, mesh, self.shards, counts_loss=counts_loss
+            )
+        else:
+            self._passes = AccumulatedPasses(recipe, self.model, self._units, layout, counts_loss=counts_loss)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -189,6 +216,8 @@ class NativeEngine:
             clip = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
             # The scale is a power of two: one product clips and scales back as exactly as two.
             lr = self.optimizer.step(self.step_done, clip / scale)
+            for shard, (least, most) in self._bounded:
+                shard.local().clamp_(least, most)
         if self._scale is not None and (finite or overflow):
             self._scale = self._scale.after(self.job.train.loss_scale, overflow=overflow)
         for shard in self.shards:
@@ -208,16 +237,23 @@ class NativeEngine:
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
         assert isinstance(self.recipe, ScoredRecipe)
+        if (pipeline := self._pipeline) is not None:
+            recipe = self.recipe
+            return self._evaluated(lambda _, tensors: pipeline.score(recipe, tensors), batch)
+        return self._evaluated(self.recipe.score, batch)
+
+    def features(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Image and text features [B, D] of ``batch`` in evaluation mode; collective like :meth:`score`."""
+        assert isinstance(self.recipe, ContrastiveRecipe)
+        return self._evaluated(self.recipe.encode, batch)
+
+    def _evaluated(self, function: Callable[[nn.Module, Mapping[str, Tensor]], T], batch: MicroBatch) -> T:
         self.model.eval()
         with torch.no_grad():
-            tensors = self._to_device(batch)
-            if self._pipeline is not None:
-                scores = self._pipeline.score(self.recipe, tensors)
-            else:
-                scores = self.recipe.score(self.model, tensors)
+            found = function(self.model, self._to_device(batch))
         for module in self._units:  # without a backward pass the root stays gathered, and would outlive a load()
             module.reshard()
-        return scores
+        return found
 
     def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
         # Arrays from the object store are read-only; torch wants writable memory.
@@ -229,18 +265,14 @@ class NativeEngine:
         }
 
     def _sum_partial_gradients(self) -> None:
-        """Add up, in one message, the gradients of whole parameters that saw only part of the work."""
-        if self.layout.tp == 1:
-            return
-        grads = [grad for shard in self.shards if shard.cut.partial and (grad := shard.grad()) is not None]
-        if not grads:
-            return
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
-        dist.all_reduce(flat, group=self.mesh.get_group("tp"))
-        offset = 0
-        for grad in grads:
-            grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
-            offset += grad.numel()
+        """Add up gradients of whole parameters that saw only part of the work: over ``tp`` those of some heads or
+        positions, over ``cp`` all, since each rank has seen its part of every sequence."""
+        if self.layout.tp > 1:
+            partial = [grad for shard in self.shards if shard.cut.partial and (grad := shard.grad()) is not None]
+            sum_in_place(partial, self.mesh.get_group("tp"))
+        if self.layout.cp > 1:
+            every = [grad for shard in self.shards if (grad := shard.grad()) is not None]
+            sum_in_place(every, self.mesh.get_group("cp"))
 
     def _global_sums(self, loss_sum: Tensor, votes: tuple[int, ...]) -> tuple[float, float, tuple[int, ...]]:
         """(squared gradient norm, loss sum, votes) over the whole world, each slice counted once."""

@@ -12,13 +12,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from planaria.config import TrainConfig
+from planaria.engine.context_parallel import apply_context_parallel
 from planaria.engine.initial import tied_names
 from planaria.engine.precision import mixed_precision
 from planaria.engine.recompute import apply_recompute
 from planaria.engine.stages import Owned
 from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_parallel, apply_vocabulary_parallel
 from planaria.layout import Layout
-from planaria.recipe import ShardingRules
+from planaria.recipe import LogitsPart, ShardingRules
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.holdings import held_box, replicated_axes
@@ -68,6 +69,7 @@ def shard_model(
     *,
     sequence_parallel: bool,
     train: TrainConfig,
+    partial_logits: bool = False,
     owned: Mapping[str, Owned] | None = None,
 ) -> list[Shard]:
     """Cut ``model`` in place for this rank.
@@ -78,8 +80,9 @@ def shard_model(
 
     Args:
         model: unsharded; meta tensors stay meta, real ones are sliced.
-        mesh: axes ``dp_replicate``, ``dp_shard``, ``tp`` (see :mod:`planaria.runtime.groups`).
+        mesh: axes of :func:`planaria.runtime.groups.mesh_axes`.
         train: precision and recomputation.
+        partial_logits: whether the loss works on parts of the vocabulary; else the logits are gathered.
         owned: whose state each parameter is, where the model is only this rank's pipeline stages.
 
     Raises:
@@ -89,12 +92,19 @@ def shard_model(
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     tied = {name for group in tied_names(model) for name in group}
     cuts = {name: TPCut() for name in shapes}
+    context = mesh.get_group("cp") if layout.cp > 1 else None
+    vocabulary = None
+    if context is not None:
+        apply_context_parallel(model, rules, context)
     if layout.tp > 1:
         tp = mesh.get_group("tp")
         cuts = apply_tensor_parallel(model, rules, tp, sequence_parallel)
         head = rules.vocabulary_head
         if head is not None and f"{head}.weight" not in tied:
-            apply_vocabulary_parallel(model, head, tp, cuts)
+            split = apply_vocabulary_parallel(model, head, tp, cuts, gather=not partial_logits)
+            vocabulary = tp if split and partial_logits else None
+    if partial_logits:
+        model.planaria_logits_part = LogitsPart(context, vocabulary)  # type: ignore[assignment]
 
     apply_recompute(model, rules.units, train.recompute)
 

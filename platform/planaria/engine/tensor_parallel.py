@@ -8,6 +8,7 @@ Parameters stay plain tensors; :class:`TPCut` records how each local tensor sits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,10 @@ class RowLinear(nn.Linear):
 
     group: dist.ProcessGroup
     sequence: bool = False
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
 
     def forward(self, input: Tensor) -> Tensor:
-        partial = nn.functional.linear(input, self.weight)
+        partial = self.product(input, self.weight)
         out = (c.scatter_partial_sequence if self.sequence else c.reduce_from_tp)(partial, self.group)
         return out if self.bias is None else out + self.bias
 
@@ -278,14 +280,25 @@ def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) ->
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def apply_vocabulary_parallel(model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]) -> None:
-    """Split an untied output head by vocabulary and gather its logits; left whole if tp does not divide it."""
+def apply_vocabulary_parallel(
+    model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut], *, gather: bool
+) -> bool:
+    """Split an untied output head by vocabulary; left whole if tp does not divide it.
+
+    Args:
+        gather: whether its logits are gathered; else each rank yields its part.
+
+    Returns:
+        Whether the head is split.
+    """
     module = model.get_submodule(head)
     assert isinstance(module, nn.Linear)
     if module.out_features % group.size():
-        return
+        return False
     _shrink(module, "weight", 0, group, head, cuts)
     _shrink(module, "bias", 0, group, head, cuts)
     module.out_features //= group.size()
     _hook_input(module, c.copy_to_tp, group)
-    module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    if gather:
+        module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    return True

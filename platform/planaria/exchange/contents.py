@@ -13,6 +13,8 @@ from planaria.engine.initial import DTYPES, build
 from planaria.engine.optimizer import STATE_KEYS
 from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES
 from planaria.exchange.errors import ExchangeError
+from planaria.models.choose import job_recipe
+from planaria.models.dual import DualEncoderRecipe
 from planaria.models.hub_names import HubNames
 from planaria.models.vlm import VLMRecipe
 
@@ -36,9 +38,9 @@ class Contents:
             )
 
     @cached_property
-    def recipe(self) -> VLMRecipe:
+    def recipe(self) -> VLMRecipe | DualEncoderRecipe:
         """The recipe that the job trains with."""
-        return VLMRecipe(self.job)
+        return job_recipe(self.job)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -59,6 +61,10 @@ class Contents:
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter by its name in the module; tied ones once, under their first name."""
         return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+
+    def hub_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of parameter ``name`` as its class and files have it."""
+        return () if name in self.names.scalars else self.parameters[name]
 
     @cached_property
     def trainable(self) -> frozenset[str]:

@@ -131,7 +131,7 @@ def _pieces(source: Source, found: Match, contents: Contents, step: int, updates
 def _piece(name: str, shape: tuple[int, ...], value: torch.Tensor, dtype: torch.dtype) -> Piece:
     if not value.is_floating_point():
         raise ExchangeError(f"{name}: the source holds {value.dtype}, which are no weights of this model")
-    return Piece(name, shape, Box.whole(shape), value.to(dtype).contiguous())
+    return Piece(name, shape, Box.whole(shape), value.to(dtype).reshape(shape).contiguous())
 
 
 def _batches(pieces: Iterator[Piece], limit: int) -> Iterator[list[Piece]]:

@@ -30,6 +30,7 @@ def sharding_rules(model: nn.Module, config: PreTrainedConfig) -> ShardingRules:
         sequence_parallel=tuple(_decoder_stacks(model, units)),
         vocabulary_head="lm_head" if isinstance(getattr(model, "lm_head", None), nn.Linear) else None,
         heads=dict(_counts(config)),
+        sequence_heads={n: count for n, count in _counts(config) if n == "text_config.num_attention_heads"},
     )
 
 

@@ -32,6 +32,8 @@ class VLMRecipe:
         ConfigError: the job has no model section.
     """
 
+    partial_logits = True
+
     def __init__(self, job: JobConfig) -> None:
         if job.model is None:
             raise ConfigError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from planaria.config import JobConfig
 from planaria.layout import Layout
-from planaria.models.vlm import VLMRecipe
+from planaria.models.choose import job_recipe
 from planaria.recipe import Recipe
 
 
@@ -27,7 +27,7 @@ class Family:
 
     name: str
     overrides: Mapping[str, Any]
-    recipe: Callable[[JobConfig], Recipe] = VLMRecipe
+    recipe: Callable[[JobConfig], Recipe] = job_recipe
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,17 @@ def _preset(name: str) -> Family:
     return Family(name.removesuffix("-tiny"), {"model.preset": name})
 
 
+def _pairs(name: str) -> Family:
+    """A dual encoder, whose samples are pictures with captions alone; several blocks of columns per step."""
+    pairs = {"data.scenes.caption_fraction": 1.0, "data.scenes.text_only_fraction": 0.0, "contrastive.columns": 3}
+    return Family(name.removesuffix("-tiny"), {"model.preset": name, **pairs})
+
+
 FAMILIES: list[Family] = [
     _preset("llava-tiny"),
     _preset("llava-siglip-qwen-tiny"),
+    _pairs("clip-tiny"),
+    _pairs("siglip-tiny"),
 ]
 
 TEXT_ONLY = {"data.scenes.text_only_fraction": 1.0}
@@ -80,6 +88,12 @@ VARIANTS: list[Variant] = [
     Variant("ddp 2 x tp 2 + sp", Layout(dp_replicate=2, tp=2)),
     Variant("fsdp 3 x tp 2 + sp", Layout(dp_shard=3, tp=2)),
     Variant("fsdp 4 x tp 2 + sp", Layout(dp_shard=4, tp=2)),
+    Variant("cp 2", Layout(cp=2)),
+    Variant("cp 4", Layout(cp=4)),
+    Variant("fsdp 3 x cp 2 (uneven)", Layout(dp_shard=3, cp=2)),
+    Variant("cp 2 x tp 2 + sp", Layout(cp=2, tp=2)),
+    Variant("ddp 2 x cp 2 x tp 2", Layout(dp_replicate=2, cp=2, tp=2), {"layout.sequence_parallel": False}),
+    Variant("cp 2, text only", Layout(cp=2), TEXT_ONLY, ()),
     Variant("fsdp 2, text only", Layout(dp_shard=2), TEXT_ONLY, ()),
     Variant("fsdp 2, pictures only", Layout(dp_shard=2), PICTURES_ONLY, ()),
 ]
