@@ -77,7 +77,6 @@ class DeepSpeed(Trainer):
 
     def prepare(self) -> None:
         """Hand model and optimizer over."""
-        os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
         config: dict[str, Any] = {
@@ -89,8 +88,6 @@ class DeepSpeed(Trainer):
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 10**9,
         }
-        ranks = {"RANK": self.rank, "WORLD_SIZE": self.world, "LOCAL_RANK": self.rank}
-        os.environ |= {name: str(value) for name, value in ranks.items()}
         deepspeed.init_distributed("gloo", dist_init_required=False, verbose=False)
         self._engine, *_ = deepspeed.initialize(
             model=self.model, optimizer=self.optimizer, config=config, dist_init_required=False

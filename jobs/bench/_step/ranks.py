@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,11 @@ def _import(name: str) -> None:
     import transformers.models.llava.modeling_llava  # noqa: F401
 
     if name == "deepspeed":
-        import deepspeed  # noqa: F401
+        os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
+        import deepspeed
+
+        # It would compile collectives over shared memory first, for minutes; all contenders are to use gloo.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     elif name == "accelerate":
         import accelerate  # noqa: F401
     assert Trainer  # imported above, with planaria's own modules
