@@ -60,15 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Pipeline bubbles and balanced stages, measured.")
-    parser.add_argument("--rounds", type=int, default=5, help="steps of each case (default: 5)")
-    parser.add_argument("--unit", type=float, default=0.03, help="seconds of a stage's forward pass (default: 0.03)")
-    parser.add_argument("--quick", action="store_true", help="two steps of each case, under a minute")
+    parser.add_argument("--rounds", type=int, default=3, help="steps of each case (default: 3)")
+    parser.add_argument("--unit", type=float, default=0.1, help="seconds of a stage's forward pass (default: 0.1)")
+    parser.add_argument("--quick", action="store_true", help="shorter sleeps, two steps of each case: about a minute")
     parser.add_argument("--json", metavar="FILE", help="write the report here")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.unit <= 0:
         parser.error("--rounds must be at least 1 and --unit greater than 0")
     if options.quick:
-        options.rounds = min(options.rounds, 2)
+        options.rounds, options.unit = min(options.rounds, 2), min(options.unit, 0.02)
     return options
 
 
