@@ -32,7 +32,11 @@ class Desk(SimpleNamespace):
         self.generation.nodes = tuple(ident[0] for ident in chosen.ranks)
         self.told: list[tuple[str, dict[str, bool]]] = []
         staff = SimpleNamespace(
-            slots=lambda: list(SLOTS), benched=set(), quitting=set(), leaving={}, last_change=-1000.0
+            slots=lambda: list(SLOTS),
+            benched=set(),
+            quitting=set(),
+            ground=SimpleNamespace(leaving={}),
+            last_change=-1000.0,
         )
         super().__init__(
             job=job,
