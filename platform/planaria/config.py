@@ -206,6 +206,39 @@ class TrainConfig(Section):
         return self
 
 
+class EngineConfig(Section):
+    """What runs the steps: ``engine: deepspeed`` is short for ``engine: {name: deepspeed}``."""
+
+    name: Literal["native", "deepspeed"] = Field(
+        "native", description="native: FSDP2, tensor and sequence parallelism; deepspeed: ZeRO on data-parallel ranks"
+    )
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2,
+        description="deepspeed only: what is sharded; 0: nothing, 1: optimizer state, 2: and gradients, "
+        "3: and parameters",
+    )
+    offload_optimizer: Literal["cpu"] | None = Field(
+        None, description="deepspeed only: where optimizer state and master weights are kept; null: on the device"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _deepspeed_only(self) -> EngineConfig:
+        defaults = type(self).model_fields
+        given = [key for key in ("zero_stage", "offload_optimizer") if getattr(self, key) != defaults[key].default]
+        if self.name == "native" and given:
+            raise ValueError(f"{', '.join(given)} has no effect with name: native; remove it, or set name: deepspeed")
+        if self.offload_optimizer is not None and self.zero_stage == 0:
+            raise ValueError(
+                "offload_optimizer needs zero_stage of at least 1: stage 0 updates the model's own parameters in place"
+            )
+        return self
+
+
 class LayoutConfig(Section):
     """Constraints for the planner; the data-parallel degree follows from the workers that live."""
 
@@ -228,6 +261,8 @@ class LayoutConfig(Section):
                 f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
                 "set pipeline_schedule: interleaved, or virtual_stages: 1"
             )
+        if self.pp > 1 and self.cp > 1:
+            raise ValueError(f"pp={self.pp} and cp={self.cp} cannot be combined yet; set one of them to 1")
         if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
             raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
         return self
@@ -364,6 +399,7 @@ class JobConfig(Section):
     optim: OptimConfig = OptimConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
     train: TrainConfig
+    engine: EngineConfig = EngineConfig()
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
     health: HealthConfig = HealthConfig()
@@ -393,6 +429,11 @@ class JobConfig(Section):
                 f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} leaves no step of "
                 f"train.steps={self.train.steps}; shorten the warm-up or train longer"
             )
+        if self.layout.pp > 1 and self.layout.pp * self.layout.tp * self.layout.cp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.pp={self.layout.pp} x layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many "
+                f"workers, but elastic.max_workers={self.elastic.max_workers}; raise max_workers or lower one of them"
+            )
         if self.layout.cp > 1 and self.layout.tp * self.layout.cp > self.elastic.max_workers:
             raise ValueError(
                 f"layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many workers, but "
@@ -403,7 +444,36 @@ class JobConfig(Section):
                 f"layout.tp={self.layout.tp} needs at least as many workers, but elastic.max_workers="
                 f"{self.elastic.max_workers}; raise max_workers or lower tp"
             )
+        if self.engine.name == "deepspeed":
+            _check_deepspeed(self)
         return self
+
+
+def _check_deepspeed(job: JobConfig) -> None:
+    """Raise ``ValueError`` for what the DeepSpeed engine does not run."""
+    for axis in ("tp", "cp", "pp", "dp_replicate"):
+        if (degree := getattr(job.layout, axis)) > 1:
+            raise ValueError(
+                f"layout.{axis}={degree} with engine.name=deepspeed, which shards over all workers and splits nothing "
+                f"else; set layout.{axis}: 1, or engine.name: native"
+            )
+    precision, stage = job.train.precision, job.engine.zero_stage
+    if precision not in ("fp32", "bf16"):
+        raise ValueError(
+            f"train.precision={precision} with engine.name=deepspeed, whose master weights are float32; "
+            "set train.precision: fp32 or bf16, or engine.name: native"
+        )
+    if job.train.recompute != "none" or job.train.reduce_precision is not None:
+        raise ValueError(
+            f"train.recompute={job.train.recompute}, train.reduce_precision={job.train.reduce_precision} with "
+            "engine.name=deepspeed, which neither recomputes activations nor reduces in less than float32; leave both "
+            "out, or set engine.name: native"
+        )
+    if precision == "bf16" and stage < 2:
+        raise ValueError(
+            f"engine.zero_stage={stage} with train.precision=bf16: gradients would be added up in bf16; "
+            "set engine.zero_stage: 2 or 3, or train.precision: fp32"
+        )
 
 
 def vault_root(job: JobConfig, run_dir: str | Path) -> str:
