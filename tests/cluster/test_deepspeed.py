@@ -10,7 +10,7 @@ from tests.support.runs import Run, expected_ids, job, node_of_worker, train_wit
 
 from planaria.runtime.local_cluster import LocalCluster
 
-STEPS = 30
+STEPS = 24
 
 
 @long_form

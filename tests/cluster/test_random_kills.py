@@ -42,6 +42,7 @@ class Reaper:
 
 
 @pytest.mark.timeout(240 + 120 * KILLS)
+@long_form  # nodes are killed in tests/chaos, too, which has a short form
 def test_nodes_killed_at_random_moments_cost_no_step_that_memory_still_had(tmp_path: Path) -> None:
     steps = 200 + 150 * KILLS
     config = job(

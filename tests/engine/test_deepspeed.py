@@ -14,16 +14,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.forms import long_form
+from tests.support.hopping import Station, hop, layouts, route
 from tests.support.ranks import RankPool
 from tests.support.saving import save
 from tests.support.vlm import CPU, vlm_job
 from torch import Tensor
 
-from planaria.config import JobConfig
+from planaria.config import ConfigError, JobConfig
 from planaria.engine.deepspeed import DeepSpeedEngine
+from planaria.engine.facts import model_facts
+from planaria.engine.initial import first_state
 from planaria.engine.make import make_engine
 from planaria.engine.protocol import Engine, StepResult
 from planaria.layout import Layout, LayoutError
+from planaria.models.choose import job_recipe
 from planaria.models.vlm import VLMRecipe
 from planaria.parity.measure import Held, assemble, held, relative_errors
 from planaria.parity.reference import Reference
@@ -54,9 +58,9 @@ def native_job(**overrides: Any) -> JobConfig:
 
 
 @cache
-def _reference(clipped: bool) -> tuple[list[float], list[float], dict[str, Tensor], dict[str, Tensor]]:
+def _reference(preset: str, clipped: bool) -> tuple[list[float], list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, norms, the first gradients and the last parameters of three steps of plain torch."""
-    job = native_job(**(CLIPPED if clipped else {"optim__weight_decay": 0.1}))
+    job = native_job(model={"preset": preset}, **(CLIPPED if clipped else {"optim__weight_decay": 0.1}))
     reference = Reference(VLMRecipe(job), job)
     plain = reference.optimizer()
     losses, norms, gradients = [], [], {}
@@ -92,7 +96,8 @@ def _close(found: Held | list[Held], expected: dict[str, Tensor], limit: float =
 
 
 def _compare(pool: RankPool, layout: Layout, job: JobConfig) -> None:
-    losses, norms, gradients, parameters = _reference(job.optim.name == "sgd")
+    assert job.model is not None and job.model.preset is not None
+    losses, norms, gradients, parameters = _reference(job.model.preset, job.optim.name == "sgd")
     answers = pool.run(layout, _train, job)
     for results, _, _, compared in answers:
         assert [r.loss for r in results] == pytest.approx(losses, rel=1e-6)
@@ -106,8 +111,10 @@ def _compare(pool: RankPool, layout: Layout, job: JobConfig) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_three_steps_are_those_of_plain_torch(pool: RankPool, stage: int) -> None:
-    """Three ranks of which one has fewer samples, several micro-batches, clipping, pictures on some ranks only."""
-    _compare(pool, Layout(dp_shard=3), zero_job(stage, train__micro_batch=1, **CLIPPED))
+    """Three ranks of which one has fewer samples, several micro-batches, clipping, pictures on some ranks only, an
+    embedding that is tied to the head."""
+    job = zero_job(stage, model={"preset": "llava-siglip-qwen-tiny"}, train__micro_batch=1, **CLIPPED)
+    _compare(pool, Layout(dp_shard=3), job)
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))
@@ -162,10 +169,15 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks(pool: RankPoo
 
 def _leg(groups: Groups, job: JobConfig, source: str, begin: int, target: str, steps: int) -> list[float]:
     """Load the checkpoint of step ``begin`` in ``source`` (or begin afresh), train, save to ``target``."""
-    engine = engine_of(groups, VLMRecipe(job), job)
+    recipe = VLMRecipe(job)
+    engine = make_engine(recipe, job, groups.rendezvous.layout, groups.mesh, CPU)
+    wanted = engine.wanted()  # as a worker does, to have it fetched from memory: before anything is loaded
     if begin:
         with Vault(source).at(begin) as checkpoint:
             engine.load(checkpoint)
+    else:
+        engine.load(first_state(recipe, job))
+    assert wanted == engine.wanted()
     losses = [step(engine).loss for _ in range(steps)]
     save(engine, Vault(target), f"from-{engine.step_done}-{job.engine.name}")
     return losses
@@ -195,6 +207,24 @@ def test_state_goes_between_the_engines_to_the_bit(pool: RankPool, tmp_path: Pat
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], value) for name, value in expected.items()), (str(layout), job.engine)
         assert all(found[name].dtype == value.dtype for name, value in expected.items())
+
+
+@long_form
+@pytest.mark.parametrize("part", range(4))
+def test_twenty_pairs_of_engines_and_layouts(pool: RankPool, tmp_path: Path, part: int) -> None:
+    """Every box that a rank has loaded is, bit for bit, what the other engine or layout has left."""
+    zero = [
+        Station(Layout(dp_shard=world), {"engine": {"name": "deepspeed", "zero_stage": stage}})
+        for stage in STAGES
+        for world in (1, 2, 3, 4, 5)
+    ]
+    native = [Station(layout) for layout in layouts(most_ranks=8, batch=5)]
+    half = [route(7 + part, stops, 3) for stops in (native, zero)]
+    stations = [station for pair in zip(*half, strict=True) for station in pair]
+    job = native_job(optim__lr=3e-3)
+    still = hop(pool, job, [Station(Layout())], tmp_path / "still", len(stations))
+    print(" -> ".join(map(str, stations)))
+    assert hop(pool, job, stations, tmp_path / "moved", 1) == pytest.approx(still, rel=1e-5)
 
 
 def test_losses_are_those_of_one_engine(pool: RankPool, tmp_path: Path) -> None:
@@ -296,6 +326,12 @@ def _refused(groups: Groups, job: JobConfig) -> str:
     except LayoutError as error:
         return str(error)
     return ""
+
+
+def test_dual_encoders_are_refused_before_anything_starts() -> None:
+    job = zero_job(2, model={"preset": "clip-tiny"}, data__scenes={"caption_fraction": 1.0})
+    with pytest.raises(ConfigError, match=r"does not train dual encoders.*set engine.name: native"):
+        model_facts(job_recipe(job), job)
 
 
 def test_a_layout_that_it_cannot_run_is_refused(pool: RankPool) -> None:

@@ -42,7 +42,7 @@ class DeepSpeedEngine:
     """
 
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-        check(layout)
+        check(recipe, layout)
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
         self.step_done = self.updates = 0
         self._rank, self._stage = mesh.get_rank(), job.engine.zero_stage
@@ -75,6 +75,7 @@ class DeepSpeedEngine:
         self._named = named
         self._unit_names = rules.units
         self._compute = compute_clock(device, job.train.precision)
+        self._begin_optimizer_state()  # what is wanted is asked for before anything is loaded
 
     # -- state -----------------------------------------------------------------------------------
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from planaria.config import JobConfig
+from planaria.config import ConfigError, JobConfig
 from planaria.data.plan import micro_batch_plan
 from planaria.layout import Layout, LayoutError
+from planaria.recipe import ContrastiveRecipe, Recipe
 
 BUCKET = 50_000_000
 """Most elements in one message: 200 MB of float32."""
 NEVER = 2**31
 
 
-def check(layout: Layout) -> None:
-    """Raise :class:`LayoutError` for a layout that DeepSpeed does not run here."""
+def check(recipe: Recipe, layout: Layout) -> None:
+    """Refuse what DeepSpeed does not run here.
+
+    Raises:
+        LayoutError: the layout.
+        ConfigError: the recipe.
+    """
+    if isinstance(recipe, ContrastiveRecipe):
+        raise ConfigError(
+            "engine.name: deepspeed does not train dual encoders, whose loss sees the features of all micro-batches at "
+            "once; set engine.name: native"
+        )
     if others := [axis for axis in ("pp", "cp", "tp", "dp_replicate") if getattr(layout, axis) > 1]:
         raise LayoutError(
             f"engine.name: deepspeed shards over all ranks and runs no {', '.join(others)} (layout {layout}); "
