@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.data.pictures import pairs, write_shard
+from tests.support.forms import long_form
 from tests.support.runs import Run, job, train_with, wait_for
 from tests.support.small_disk import mounted
 

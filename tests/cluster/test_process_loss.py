@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from tests.support.forms import long_form
 from tests.support.runs import ENDLESS, Run, expected_ids, job, train_with, wait_for
 
 from planaria.runtime.local_cluster import LocalCluster

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forms import long_form
 from tests.support.runs import Run, expected_ids, job, node_of_worker
 
 from planaria.runtime.local_cluster import LocalCluster
