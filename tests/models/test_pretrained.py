@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
 from planaria.config import ConfigError, JobConfig
-from planaria.engine.initial import first_state
 from planaria.engine.collectives import gather_features
+from planaria.engine.initial import first_state
 from planaria.layout import Layout
 from planaria.models.pretrained import PretrainedState
 from planaria.models.vlm import VLMRecipe

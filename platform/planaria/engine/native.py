@@ -111,6 +111,11 @@ class NativeEngine:
         else:
             self._passes = AccumulatedPasses(recipe, self.model, self._units, layout, counts_loss=counts_loss)
 
+    @property
+    def pipeline_bounds(self) -> tuple[int, ...] | None:
+        """Which layers each pipeline stage runs (see :class:`planaria.engine.stages.StageCut`); None without stages."""
+        return None if self._staged is None else self._staged.cut.bounds
+
     # -- state -----------------------------------------------------------------------------------
 
     def load(self, state: StateReader) -> None:

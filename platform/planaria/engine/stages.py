@@ -68,7 +68,12 @@ class StageCut:
 
 
 def balanced_bounds(model: nn.Module, rules: StageRules, stages: int) -> tuple[int, ...]:
-    """Cuts that balance the floating-point operations of a step, two per weight and position in a forward pass."""
+    """Cuts that balance the measured times of a step, or else its floating-point operations: two per weight and
+    position in a forward pass."""
+    if rules.seconds:
+        measured = {name: forward + backward for name, (forward, backward) in rules.seconds.items()}
+        times = [measured.get(name, 0.0) for name in rules.layers]
+        return _cut(times, rules, stages, measured.get("first", 0.0), measured.get("last", 0.0))
     units, where = [], []
     for name, parameter in model.named_parameters():
         layer = _layer_of(name, rules)
@@ -88,10 +93,13 @@ def balanced_bounds(model: nn.Module, rules: StageRules, stages: int) -> tuple[i
     sums = dict.fromkeys(range(-1, len(rules.layers) + 1), 0.0)
     for index, cost in zip(order, costs([units[i] for i in order]), strict=True):
         sums[where[index]] += cost
-    loose = rules.together - 1
-    items = [sum(sums[i] for i in range(rules.together)), *(sums[i] for i in range(rules.together, len(rules.layers)))]
-    bounds = cut(items, stages, sums[-1], sums[len(rules.layers)])
-    return (0, *(bound + loose for bound in bounds[1:]))
+    return _cut([sums[i] for i in range(len(rules.layers))], rules, stages, sums[-1], sums[len(rules.layers)])
+
+
+def _cut(costs: Sequence[float], rules: StageRules, stages: int, first: float, last: float) -> tuple[int, ...]:
+    """:func:`planaria.planner.stages.cut`, with the layers that stay together in one piece."""
+    bounds = cut([sum(costs[: rules.together]), *costs[rules.together :]], stages, first, last)
+    return (0, *(bound + rules.together - 1 for bound in bounds[1:]))
 
 
 def cut_model(
