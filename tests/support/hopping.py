@@ -51,7 +51,6 @@ def layouts(most_ranks: int, batch: int) -> list[Layout]:
         if pp * replicate * shard * cp * tp <= most_ranks
         and replicate * shard <= batch
         and cp * tp <= 4
-        and not (pp > 1 and cp > 1)
     ]
 
 
