@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planaria.engine.tensor_parallel import SEQUENCE_ARGUMENT, ShardingError
+from planaria.engine.tensor_parallel import SEQUENCE_ARGUMENT, ShardingError, find_module
 from planaria.engine.ulysses import Attention, attend
 from planaria.recipe import PartialLogitsRecipe, Recipe, ShardingRules
 
