@@ -168,6 +168,39 @@ class LayoutConfig(Section):
     dp_replicate: int = Field(1, ge=1, description="preferred number of full replicas (HSDP)")
 
 
+class CommunicationConfig(Section):
+    """What travels between ranks in a step, and how; see docs/communication.md."""
+
+    accumulate: Literal["shard", "whole"] = Field(
+        "shard",
+        description="gradients between the micro-batches of a step: shard: reduce-scattered after each, which needs "
+        "the memory of a shard; whole: kept whole and sent once, after the last",
+    )
+    prefetch: bool = Field(True, description="gather the next layer's parameters while one layer computes forward")
+    compression: Literal["none", "bf16", "int8", "powersgd"] = Field(
+        "none", description="of gradients between replicas (dp_replicate); int8 and powersgd with error feedback"
+    )
+    powersgd_rank: int = Field(4, ge=1, le=128, description="rank of the factors that powersgd sends per matrix")
+    bucket_mb: float = Field(16.0, gt=0, description="most gradient in one compressed message between replicas, MB")
+    sync_every: int | None = Field(
+        None,
+        ge=1,
+        description="steps that each replica trains for itself before an outer step joins them (local SGD, DiLoCo); "
+        "null: replicas add up their gradients in every step",
+    )
+    outer_lr: float = Field(0.7, gt=0, description="learning rate of the outer step; 1 without momentum: the mean")
+    outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CommunicationConfig:
+        if self.sync_every is not None and self.compression != "none":
+            raise ValueError(
+                f"compression={self.compression} is for gradients, of which none are sent with "
+                f"sync_every={self.sync_every}; remove one of the two"
+            )
+        return self
+
+
 class ElasticConfig(Section):
     """How far the job may shrink and grow, and when it gives up."""
 
@@ -290,6 +323,7 @@ class JobConfig(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
+    communication: CommunicationConfig = CommunicationConfig()
     elastic: ElasticConfig = ElasticConfig()
     health: HealthConfig = HealthConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -322,6 +356,26 @@ class JobConfig(Section):
             raise ValueError(
                 f"layout.tp={self.layout.tp} needs at least as many workers, but elastic.max_workers="
                 f"{self.elastic.max_workers}; raise max_workers or lower tp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _outer_steps(self) -> JobConfig:
+        """Between outer steps replicas differ, so that there is no state of the job to keep."""
+        length = self.communication.sync_every
+        if length is None:
+            return self
+        for key, steps in (("train.steps", self.train.steps), ("checkpoint.every", self.checkpoint.every)):
+            if steps % length:
+                raise ValueError(
+                    f"{key}={steps} is no multiple of communication.sync_every={length}, and between outer steps "
+                    "there is nothing to keep; make it one"
+                )
+        every = self.memory.every
+        if every and every % length and length % every:
+            raise ValueError(
+                f"memory.every={every} and communication.sync_every={length}: snapshots are taken after outer steps; "
+                "let one be a multiple of the other"
             )
         return self
 

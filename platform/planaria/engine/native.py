@@ -16,8 +16,11 @@ from planaria.engine.initial import build, restore_buffers, retie, seed_of, tied
 from planaria.engine.optimizer import ShardedOptimizer
 from planaria.engine.passes import AccumulatedPasses, Passes
 from planaria.engine.protocol import UPDATES, Held, StepResult
+from planaria.engine.reduce.make import make_sync, replicas_by_fsdp
+from planaria.engine.reduce.protocol import Setting
 from planaria.engine.replicas import compare
 from planaria.engine.sharded import fsdp_modules, shard_model
+from planaria.engine.wire import Wire
 from planaria.layout import AXES, Layout, LayoutError
 from planaria.recipe import GroupedRecipe, MetaRecipe, MicroBatch, Recipe, ScoredRecipe, StateReader, read_into
 from planaria.state.boxes import Box
@@ -48,6 +51,8 @@ class NativeEngine:
             mesh,
             sequence_parallel=job.layout.sequence_parallel,
             precision=job.train.precision,
+            replicas_by_fsdp=replicas_by_fsdp(job.communication),
+            prefetch=job.communication.prefetch,
         )
         if isinstance(recipe, MetaRecipe):
             self.model.to_empty(device=device)
@@ -66,8 +71,31 @@ class NativeEngine:
         self._rank = mesh.get_rank()
         self._at = layout.coords(self._rank)
         self._passes: Passes = AccumulatedPasses(
-            recipe, self.model, self._units, layout, counts_loss=self._at["tp"] == 0
+            recipe,
+            self.model,
+            self._units,
+            layout,
+            counts_loss=self._at["tp"] == 0,
+            accumulate_whole=job.communication.accumulate == "whole",
         )
+        self.wire = Wire()
+        self._sync = make_sync(
+            Setting(
+                shards=self.optimizer.shards,
+                config=job.communication,
+                layout=layout,
+                mesh=mesh,
+                most_replicas=job.layout.dp_replicate,
+                seed=job.seed,
+                wire=self.wire,
+                moments=lambda: (value for _, _, value in self.optimizer.state()),
+            )
+        )
+
+    @property
+    def joined(self) -> bool:
+        """See :attr:`planaria.engine.protocol.Engine.joined`."""
+        return self._sync.joined
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -78,6 +106,7 @@ class NativeEngine:
         if state.step > 0:
             updates = int(state.read(UPDATES, Box.whole(())))
             self.optimizer.load(lambda key, shard: state.read(f"optim/{key}/{shard.name}", shard.box), updates)
+        self._sync.load(state)
         self.step_done = state.step
 
     def state(self) -> Iterator[Held]:
@@ -87,10 +116,14 @@ class NativeEngine:
             yield Held(f"model/{shard.name}", shard.global_shape, shard.box, shard.axes, shard.local())
         for key, shard, value in self.optimizer.state():
             yield Held(f"optim/{key}/{shard.name}", shard.global_shape, shard.box, shard.axes, value)
+        for item in self._sync.state():
+            yield Held(item.tensor, item.global_shape, item.box, item.axes, item.value)
 
     def wanted(self) -> list[tuple[str, Box]]:
         """What :meth:`load` will read."""
-        return [(held.tensor, held.box) for held in self.state()]
+        own = [(held.tensor, held.box) for held in self.state()]
+        # After a change of the number of replicas, what others remembered, too.
+        return list(dict.fromkeys([*own, *self._sync.wanted()]))
 
     def pieces(self) -> Iterator[Piece]:
         """The slices that this rank contributes to a checkpoint, on the CPU."""
@@ -105,7 +138,7 @@ class NativeEngine:
         shapes |= {f"model/{shard.name}": shard.global_shape for shard in self.shards}
         for key, shard, _ in self.optimizer.state():
             shapes[f"optim/{key}/{shard.name}"] = shard.global_shape
-        return shapes
+        return shapes | self._sync.expected()
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -136,6 +169,7 @@ class NativeEngine:
         loss_sum = self._passes.run(batches, 1.0 / max(1, total_targets), at)
         at("reduce", 0)
         self._sum_partial_gradients()
+        self._sync.reduce()
         squares, counted_loss, votes = self._global_sums(loss_sum, poll())
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         finite = math.isfinite(norm) and math.isfinite(counted_loss)
@@ -147,6 +181,7 @@ class NativeEngine:
         for shard in self.shards:
             shard.parameter.grad = None
         self.step_done += 1
+        self._sync.settle(finite, self.step_done)
         compute_s = self._compute.stop()
         return StepResult(counted_loss / max(1, total_targets), norm, lr, total_targets, not finite, votes, compute_s)
 
@@ -155,6 +190,8 @@ class NativeEngine:
 
         None on ranks whose group another rank speaks for.
         """
+        if not self.joined:  # replicas that train for themselves differ lawfully
+            return Comparison((), 0, ()) if self._rank == 0 else None
         return compare(self.shards, self._unit_names, self.layout, self.mesh, self.device)
 
     def score(self, batch: MicroBatch) -> Tensor:

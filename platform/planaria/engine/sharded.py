@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +61,8 @@ def shard_model(
     *,
     sequence_parallel: bool,
     precision: str,
+    replicas_by_fsdp: bool = True,
+    prefetch: bool = True,
 ) -> list[Shard]:
     """Cut ``model`` in place for this rank.
 
@@ -71,6 +73,9 @@ def shard_model(
         model: unsharded; meta tensors stay meta, real ones are sliced.
         mesh: axes ``dp_replicate``, ``dp_shard``, ``tp`` (see :mod:`planaria.runtime.groups`).
         precision: ``fp32``, ``fp64`` or ``bf16`` (bf16 compute over float32 master weights).
+        replicas_by_fsdp: whether FSDP2 adds up the gradients of the replicas; else they are only reduce-scattered.
+        prefetch: whether each unit's parameters are gathered while the one before computes forward; backward FSDP2
+            does so by itself.
 
     Raises:
         ShardingError: the model or its rules cannot be cut; on every layout alike where it is not about TP.
@@ -86,7 +91,8 @@ def shard_model(
         if head is not None and f"{head}.weight" not in tied:
             apply_vocabulary_parallel(model, head, tp, cuts)
 
-    dp_mesh = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
+    replicated = layout.dp_replicate > 1 and replicas_by_fsdp
+    dp_mesh = mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
     policy = MixedPrecisionPolicy()
     if precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -99,8 +105,25 @@ def shard_model(
         module.set_force_sum_reduction_for_comms(True)
         # A parameter that no sample of this rank reached (a missing modality) still takes part in the reduction.
         module.set_reduce_scatter_unused_params(True, recurse=False)
+    if prefetch and layout.dp_shard > 1:
+        prefetch_forward(model, rules.units)
 
     return [_describe(name, p, shapes[name], cuts[name], layout, mesh) for name, p in model.named_parameters()]
+
+
+def prefetch_forward(model: nn.Module, units: Sequence[str]) -> None:
+    """Let each unit gather the next one of its stack (``layers.0``, ``layers.1``, ...) before it computes.
+
+    Across stacks nothing is gathered ahead: whether the next stack runs may depend on the batch.
+    """
+    known = set(units)
+    for unit in units:
+        stack, _, place = unit.rpartition(".")
+        following = f"{stack}.{int(place) + 1}" if place.isdecimal() else ""
+        if following in known:
+            module, after = model.get_submodule(unit), model.get_submodule(following)
+            assert isinstance(module, FSDPModule) and isinstance(after, FSDPModule)
+            module.set_modules_to_forward_prefetch([after])
 
 
 def check_model(model: nn.Module, rules: ShardingRules) -> None:
