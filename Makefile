@@ -4,6 +4,7 @@
 # make soak    the cluster tests in their long form, with 30 random kills (PLANARIA_KILLS, PLANARIA_SEED)
 # make chaos   random faults of all kinds against one long job (SEED=1, FAULTS=200, KINDS=NodeKilled,WorkerFrozen,...)
 # make network cut, lossy and slow links between nodes in network namespaces (as root; needs iproute2 and iptables)
+# make parity  families of models on every layout beside one process; renders docs/parity.md (PARITY_ARGS=--families=llava*)
 # make bench   run every benchmark, render docs/benchmarks.md
 #
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test unit cluster soak chaos network lint format bench clean
+.PHONY: help setup demo test unit cluster soak chaos network parity lint format bench clean
 
 VENV := .venv
 STAMP := $(VENV)/.complete
@@ -24,6 +25,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= 2
 BENCH_ARGS ?=
+PARITY_ARGS ?=
 SEED ?= 1
 FAULTS ?= 200
 KINDS ?=
@@ -93,6 +95,9 @@ chaos: setup
 
 network: setup
 	PLANARIA_NETWORK=long $(VENV)/bin/pytest -s tests/network
+
+parity: setup
+	$(VENV)/bin/planaria parity --json build/parity.json --markdown docs/parity.md $(PARITY_ARGS)
 
 bench: setup
 	@mkdir -p build/bench

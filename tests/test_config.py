@@ -135,7 +135,11 @@ def test_merge_keys_are_not_duplicates(job):
         ("steps=1", "did you mean train.steps?"),
         ("warmup_step=1", "did you mean optim.schedule.warmup_steps?"),
         ("data.scenes.colors=3", "did you mean data.scenes.colours?"),
-        ("layout.qqq=1", "remove it, or use one of the keys known here: dp_replicate, sequence_parallel, tp"),
+        (
+            "layout.qqq=1",
+            "remove it, or use one of the keys known here: cp, dp_replicate, pipeline_schedule, pp, sequence_parallel, "
+            "tp, virtual_stages",
+        ),
         ("model.path.x=1", "expected text"),
     ],
 )
@@ -211,7 +215,7 @@ def test_long_values_are_cut(complaint):
         ("optim.betas=[0.9, true]", "is not acceptable; expected a number"),
         ("optim.name=adamx", "'adamx' is not among adamw, sgd; did you mean adamw?"),
         ("optim.name=3", "3 is not among adamw, sgd"),
-        ("train.precision=int4", "'int4' is not among fp32, bf16, fp64"),
+        ("train.precision=int4", "'int4' is not among fp32, bf16, fp16, fp64"),
         ("model.freeze=vision", "'vision' is not acceptable; expected a list"),
         ("model.freeze=[visio]", "'visio' is not among vision, projector, language; did you mean vision?"),
         ("model.config=3", "3 is not acceptable; expected a section of keys and values"),
@@ -255,6 +259,11 @@ def test_all_problems_are_told_at_once(complaint):
 @pytest.mark.parametrize(
     ("overrides", "where", "expected"),
     [
+        (
+            ["layout.cp=4"],
+            "job.yaml with --set layout.cp=4",
+            "x layout.cp=4 needs as many workers, but elastic.max_workers=1",
+        ),
         (["layout.tp=4"], "job.yaml with --set layout.tp=4", "elastic.max_workers=1; raise max_workers or lower tp"),
         (
             ["elastic.min_workers=4"],

@@ -177,6 +177,35 @@ def evaluate(
     finish(action)
 
 
+@app.command()
+def parity(
+    families: Annotated[
+        str | None, typer.Option("--families", metavar="PATTERNS", help="Families, e.g. 'llava*,qwen*'. Default: all.")
+    ] = None,
+    layouts: Annotated[
+        str | None, typer.Option("--layouts", metavar="PATTERNS", help="Layouts, e.g. 'tp*;fsdp 2*'. Default: all.")
+    ] = None,
+    markdown: Annotated[
+        str | None, typer.Option("--markdown", metavar="FILE", help="Write the table as a page.")
+    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write every number found.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the cells that passed in the --json file.")] = False,
+) -> None:
+    """Compare families of models on every layout with one process in float64: gradients, and parameters after steps.
+
+    Starts up to eight processes on this machine; needs no cluster. Exit code 1 if a cell fails.
+
+    Example: planaria parity --families 'llava*' --layouts 'tp 2*;fsdp 2*'
+    """
+
+    def action() -> int:
+        from planaria.commands.parity import parity
+
+        return parity(families, layouts, markdown, json_file, resume)
+
+    finish(action)
+
+
 def main() -> None:
     """Entry of the console script."""
     app()

@@ -6,6 +6,7 @@ Every problem becomes a :class:`ConfigError` that names file, key, given value a
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import types
@@ -151,21 +152,96 @@ class OptimConfig(Section):
         return self
 
 
+class LossScaleConfig(Section):
+    """The factor on the loss that keeps small gradients of half precision from vanishing (train.precision: fp16)."""
+
+    initial: float = Field(2.0**16, gt=0, le=2.0**30, description="factor at the first step, a power of two")
+    growth: float = Field(2.0, gt=1, description="factor on the scale after interval good steps, a power of two")
+    backoff: float = Field(0.5, gt=0, lt=1, description="factor on the scale after an overflow, a power of two")
+    interval: int = Field(2000, ge=1, description="steps in a row without an overflow before the scale grows")
+
+    @model_validator(mode="after")
+    def _exact(self) -> LossScaleConfig:
+        for name in ("initial", "growth", "backoff"):
+            value = getattr(self, name)
+            if math.frexp(value)[0] != 0.5:
+                nearest = 2.0 ** round(math.log2(value))
+                raise ValueError(
+                    f"{name}={value:g} is not a power of two, so gradients would be rounded as they are scaled back; "
+                    f"the nearest is {nearest:g}"
+                )
+        return self
+
+
 class TrainConfig(Section):
     """What one optimizer step is, and how many of them."""
 
     steps: int = Field(..., ge=1)
     global_batch: int = Field(..., ge=1, description="samples per optimizer step, whatever the number of workers")
     micro_batch: int = Field(8, ge=1, description="most samples per forward pass on one worker")
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = Field(
+        "fp32", description="of computation; bf16 and fp16 keep float32 master weights, moments and gradient sums"
+    )
+    reduce_precision: Literal["fp32", "bf16", "fp16"] | None = Field(
+        None, description="in which gradients travel between ranks; null: float32, or float64 with precision: fp64"
+    )
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    recompute: Literal["none", "unit", "selective"] = Field(
+        "none",
+        description="activations that the backward pass computes again: unit: all inside of a layer; selective: all "
+        "but the outputs of matrix products and attention",
+    )
+
+    @model_validator(mode="after")
+    def _reductions(self) -> TrainConfig:
+        if self.precision == "fp64" and self.reduce_precision is not None:
+            raise ValueError(
+                f"reduce_precision={self.reduce_precision} would round the gradients of precision=fp64; leave it out"
+            )
+        if self.reduce_precision == "fp16" and self.precision != "fp16":
+            raise ValueError(
+                f"reduce_precision=fp16 overflows without loss scaling, which precision={self.precision} has not; "
+                "use bf16 or fp32"
+            )
+        return self
 
 
 class LayoutConfig(Section):
     """Constraints for the planner; the data-parallel degree follows from the workers that live."""
 
     tp: int = Field(1, ge=1, description="preferred tensor-parallel degree, inside one node")
+    cp: int = Field(
+        1, ge=1, description="preferred context-parallel degree (long sequences): tp x cp ranks stay inside one node"
+    )
     sequence_parallel: bool = Field(True, description="shard activations along the sequence between TP blocks")
     dp_replicate: int = Field(1, ge=1, description="preferred number of full replicas (HSDP)")
+    pp: int = Field(1, ge=1, description="preferred number of pipeline ranks")
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
+        "1f1b", description="order in which pipeline ranks work through their micro-batches"
+    )
+    virtual_stages: int = Field(1, ge=1, description="stages per pipeline rank; interleaved and zero_bubble only")
+
+    @model_validator(mode="after")
+    def _pipeline(self) -> LayoutConfig:
+        if self.virtual_stages > 1 and self.pipeline_schedule in ("gpipe", "1f1b"):
+            raise ValueError(
+                f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
+                "set pipeline_schedule: interleaved, or virtual_stages: 1"
+            )
+        if self.pp > 1 and self.cp > 1:
+            raise ValueError(f"pp={self.pp} and cp={self.cp} cannot be combined yet; set one of them to 1")
+        if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
+            raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
+        return self
+
+
+class ContrastiveConfig(Section):
+    """Training of dual encoders (CLIP, SigLIP); of no effect on other models."""
+
+    columns: int = Field(
+        8192, ge=1, description="features of all ranks that a rank compares its own with at a time: bounds its memory"
+    )
+    max_scale: float = Field(100.0, gt=1, description="greatest factor on the logits that the model may learn")
 
 
 class CommunicationConfig(Section):
@@ -321,6 +397,7 @@ class JobConfig(Section):
     model: ModelConfig | None = Field(None, description="left out when the recipe is the user's own")
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
     train: TrainConfig
     layout: LayoutConfig = LayoutConfig()
     communication: CommunicationConfig = CommunicationConfig()
@@ -352,10 +429,35 @@ class JobConfig(Section):
                 f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} leaves no step of "
                 f"train.steps={self.train.steps}; shorten the warm-up or train longer"
             )
+        if self.layout.pp > 1 and self.layout.pp * self.layout.tp * self.layout.cp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.pp={self.layout.pp} x layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many "
+                f"workers, but elastic.max_workers={self.elastic.max_workers}; raise max_workers or lower one of them"
+            )
+        if self.layout.cp > 1 and self.layout.tp * self.layout.cp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many workers, but "
+                f"elastic.max_workers={self.elastic.max_workers}; raise max_workers or lower one of them"
+            )
         if self.layout.tp > self.elastic.max_workers:
             raise ValueError(
                 f"layout.tp={self.layout.tp} needs at least as many workers, but elastic.max_workers="
                 f"{self.elastic.max_workers}; raise max_workers or lower tp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _remembered(self) -> JobConfig:
+        """What communication remembers of each parameter goes neither with pipeline stages nor with a loss scale."""
+        given = self.communication
+        feedback = given.compression in ("int8", "powersgd")
+        if self.layout.pp > 1 and (feedback or given.sync_every is not None):
+            key = f"compression={given.compression}" if feedback else f"sync_every={given.sync_every}"
+            raise ValueError(f"communication.{key} does not go with layout.pp={self.layout.pp} yet; set layout.pp=1")
+        if self.train.precision == "fp16" and feedback:
+            raise ValueError(
+                f"communication.compression={given.compression} feeds errors back from one step to the next, between "
+                "which the loss scale of train.precision=fp16 may change; take bf16 for one of the two"
             )
         return self
 

@@ -6,13 +6,14 @@ The platform's own vision-language recipe (:mod:`planaria.models.vlm`) implement
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import torch.distributed as dist
     from torch import nn
 
     from planaria.config import JobConfig
@@ -86,6 +87,43 @@ class ShardingRules:
     """Name of an untied output ``nn.Linear`` that TP splits by vocabulary."""
     heads: Mapping[str, int] = field(default_factory=dict)
     """Counts that the TP degree must divide, by the name to show in an error."""
+    sequence_heads: Mapping[str, int] = field(default_factory=dict)
+    """Query heads in the stacks of ``sequence_parallel``: TP x CP must divide their numbers."""
+
+
+@dataclass(frozen=True)
+class LogitsPart:
+    """Which part of its logits [B, L, V] a model yields on this rank: even parts along L and V, in order of ranks."""
+
+    sequence: dist.ProcessGroup | None = None
+    """The ranks that share the sequence, or None if each has the whole."""
+    vocabulary: dist.ProcessGroup | None = None
+    """The ranks that share the vocabulary, or None if each has the whole."""
+
+
+def logits_part(model: nn.Module) -> LogitsPart:
+    """What an engine has said of ``model``'s logits; the whole where it has said nothing."""
+    return getattr(model, "planaria_logits_part", LogitsPart())
+
+
+@dataclass(frozen=True)
+class StageRules:
+    """Where a model may be cut into pipeline stages.
+
+    ``layers``: dotted names of the layers between which cuts may lie, in the order in which they run. They are the
+    children of one ``nn.ModuleList``, are units of the sharding rules, and each takes the hidden states as its first
+    argument and returns them, [batch, sequence, hidden].
+
+    ``last``: names of the modules behind the last layer (final norm, output head). All other modules that have
+    parameters belong to the first stage. A parameter may be shared between the first stage and the last one.
+
+    ``positions``: positions per sample that pass through the modules below a name; what cost is modelled from.
+    Names that are not listed count 1.
+    """
+
+    layers: tuple[str, ...]
+    last: tuple[str, ...] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
 
 
 class Recipe(Protocol):
@@ -151,6 +189,21 @@ class DirectReader(StateReader, Protocol):
         ...
 
 
+@runtime_checkable
+class ListedReader(StateReader, Protocol):
+    """A reader that knows what it can read."""
+
+    @property
+    def tensors(self) -> Collection[str]:
+        """Names of all tensors."""
+        ...
+
+
+def holds(state: StateReader, tensor: str) -> bool:
+    """Whether ``state`` says that it has ``tensor``: for what only newer states have, or those of other jobs."""
+    return isinstance(state, ListedReader) and tensor in state.tensors
+
+
 def read_into(state: StateReader, wanted: Iterable[tuple[str, Box, torch.Tensor]]) -> None:
     """Fill each tensor with the box of ``state`` beside it, directly where the reader can."""
     if isinstance(state, DirectReader):
@@ -180,6 +233,38 @@ class GroupedRecipe(Protocol):
 
 
 @runtime_checkable
+class PartialLogitsRecipe(Protocol):
+    """A recipe whose ``loss`` and ``score`` heed :func:`logits_part`: needed for context parallelism, and under tensor
+    parallelism it spares the whole logits.
+
+    ``loss`` then gives the sum over this rank's part of the sequence, and the same on all ranks that share the
+    vocabulary; ``score`` gives whole rows on every rank.
+    """
+
+    partial_logits: bool
+
+
+@runtime_checkable
+class StagedRecipe(Protocol):
+    """A recipe whose model can be cut into pipeline stages.
+
+    ``loss`` and ``score`` must call the model they are given exactly once, before anything else that takes time: on
+    a stage that is not the last, the call does not return.
+    """
+
+    def stage_rules(self, model: nn.Module) -> StageRules:
+        """Where ``model`` may be cut."""
+        ...
+
+    def resume(self, model: nn.Module, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What ``model(*args, **kwargs)`` returns, given ``hidden``, the input of the first layer that is there.
+
+        Layers of other stages pass their input through, and so do the modules behind the last layer.
+        """
+        ...
+
+
+@runtime_checkable
 class ScoredRecipe(Protocol):
     """A recipe that can be scored on held-out samples.
 
@@ -188,4 +273,55 @@ class ScoredRecipe(Protocol):
 
     def score(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One float64 number per row of ``batch``: 1 for a right answer, 0 for a wrong one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How pairs are told apart: the loss, and the parameters that it has of its own.
+
+    With unit features I and T, the logit of image i and text j is ``exp(scale) * I_i . T_j + bias``.
+    """
+
+    kind: Literal["softmax", "sigmoid"]
+    """``softmax``: CLIP (arXiv:2103.00020); ``sigmoid``: SigLIP (arXiv:2303.15343)."""
+    scale: str
+    """Name of the parameter, of shape (1,), that holds the logarithm of the logits' scale."""
+    bias: str | None
+    """Name of the bias parameter, of shape (1,); None: there is none."""
+    columns: int
+    """Most features of all ranks together that a rank compares its own with at a time."""
+
+
+@runtime_checkable
+class ContrastiveRecipe(Protocol):
+    """A recipe whose targets are pairs, each told apart from all others of the global batch.
+
+    Its batches hold ``weights`` [B]: a row of weight 0 is neither a positive nor a negative. ``loss`` is what one
+    process would compute on the whole global batch; an engine that cuts the batch calls ``encode`` instead.
+    """
+
+    def encode(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Image and text features [B, D] of unit length, in at least float32; row i of each is pair i.
+
+        A row must not depend on the others, and ``model`` must be called exactly once.
+        """
+        ...
+
+    def contrast(self) -> Contrast:
+        """The loss between the features."""
+        ...
+
+
+def is_scored(recipe: Recipe) -> bool:
+    """Whether held-out samples can be scored: each by itself, or pairs by which one is found among all."""
+    return isinstance(recipe, ScoredRecipe | ContrastiveRecipe)
+
+
+@runtime_checkable
+class BoundedRecipe(Protocol):
+    """A recipe that keeps some parameters within bounds."""
+
+    def bounds(self, name: str) -> tuple[float, float] | None:
+        """Least and greatest value of parameter ``name`` after every update; None: it has none."""
         ...

@@ -21,10 +21,10 @@ from planaria.control.controller import Controller
 from planaria.control.ticket import CONTROLLER, Ticket
 from planaria.data.errors import DataError
 from planaria.engine.facts import model_facts
-from planaria.models.vlm import VLMRecipe
+from planaria.models.choose import job_recipe
 from planaria.paths import absolute_paths
 from planaria.planner.plan import ModelFacts
-from planaria.recipe import Recipe, ScoredRecipe
+from planaria.recipe import Recipe, is_scored
 from planaria.runtime.fleet import Scaling, actor_class
 
 POLL_S = 0.25
@@ -63,8 +63,8 @@ class ElasticTrainer:
         run_config: ``name``, ``storage_path``, ``failure_config.max_failures`` (failures in a row without
             progress; -1: no limit; 0, Ray's default, leaves the job's own) and
             ``checkpoint_config.num_to_keep`` override the job's own.
-        recipe: model, data and loss (:class:`planaria.recipe.Recipe`); default: the vision-language recipe
-            that the job's ``model`` and ``data`` sections describe.
+        recipe: model, data and loss (:class:`planaria.recipe.Recipe`); default: the platform's own
+            for what the job's ``model`` and ``data`` sections describe.
         watch: called with the controller's status a few times per second, e.g. to draw it.
     """
 
@@ -84,7 +84,7 @@ class ElasticTrainer:
         _refuse_unsupported(scaling_config, run_config)
         self._scaling_config = scaling_config
         self.job = absolute_paths(_merged(job, scaling_config, run_config))
-        self.recipe: Recipe = recipe if recipe is not None else VLMRecipe(self.job)
+        self.recipe: Recipe = recipe if recipe is not None else job_recipe(self.job)
         self.run_dir = str(Path(self.job.storage) / self.job.name)
         self._watch = watch
         self.summary: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class ElasticTrainer:
         """
         facts = model_facts(self.recipe, self.job)
         for split in ("train", "val"):
-            if split == "train" or (self.job.evaluate.samples and isinstance(self.recipe, ScoredRecipe)):
+            if split == "train" or (self.job.evaluate.samples and is_scored(self.recipe)):
                 self.recipe.dataset(split)
         try:
             Path(self.run_dir).mkdir(parents=True, exist_ok=True)
@@ -154,6 +154,7 @@ class ElasticTrainer:
     def _attend(self, controller: Any) -> dict[str, Any]:
         finished = controller.run.options(concurrency_group="job").remote()
         asked_at: float | None = None
+        asked: Any = None
         deaths = 0
         with _signals() as caught:
             while True:
@@ -169,15 +170,16 @@ class ElasticTrainer:
                             # Its processes train on; the one that Ray starts in its place takes them up.
                             time.sleep(RETURN_PAUSE_S)
                             finished = controller.run.options(concurrency_group="job").remote()
+                            asked = None  # whatever it had heard died with it
                             continue
                         self._show(controller, final=True)
                         return summary
                     deaths = 0 if self._show(controller) else deaths
                 except KeyboardInterrupt:
                     caught.append("Ctrl-C")
-                if caught and asked_at is None:
-                    asked_at = time.monotonic()
-                    controller.stop.options(concurrency_group="talk").remote(caught[0])
+                if caught and (asked is None or _failed(asked)):
+                    asked_at = asked_at or time.monotonic()
+                    asked = controller.stop.options(concurrency_group="talk").remote(caught[0])
                 elif len(caught) > 1 or (asked_at and time.monotonic() - asked_at > STOP_LIMIT_S):
                     how = "at once" if len(caught) > 1 else f"after waiting {STOP_LIMIT_S:.0f} s for the step to end"
                     raise TrainingStopped(f"ended {how}, without a last checkpoint", caught[0])
@@ -191,6 +193,16 @@ class ElasticTrainer:
         if self._watch is not None:
             self._watch(status | {"final": final})
         return True
+
+
+def _failed(call: Any) -> bool:
+    """Whether a call to an actor has come to nothing, as when the actor died before it answered."""
+    done, _ = ray.wait([call], timeout=0)
+    try:
+        ray.get(done)
+    except ray.exceptions.RayError:
+        return True
+    return False
 
 
 def stop_message(summary: dict[str, Any], total: int) -> str:

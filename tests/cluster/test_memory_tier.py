@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.runs import Run, expected_ids, job, node_of_worker, train_with
+from tests.support.runs import ENDLESS, Run, expected_ids, job, node_of_worker, train_with
 from tests.support.small_disk import mounted
 
 from planaria.runtime.local_cluster import LocalCluster
@@ -43,9 +43,10 @@ def test_both_holders_of_a_slice_lost_at_once_cost_the_steps_since_the_checkpoin
 
 
 def test_a_killed_keeper_costs_neither_a_worker_nor_a_step(tmp_path: Path) -> None:
-    config = job(tmp_path, train={"steps": 200, "global_batch": 12, "micro_batch": 4}, checkpoint={"every": 1000})
+    config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 12, "micro_batch": 4}, checkpoint={"every": 1000})
     with LocalCluster(3):
-        train_with(config, {10: lambda: os.kill(Run(tmp_path).pids("keeper-0"), signal.SIGKILL)})
+        kill = {10: lambda: os.kill(Run(tmp_path).pids("keeper-0"), signal.SIGKILL)}
+        trainer = train_with(config, kill, until=lambda run: run.trains_in(3))
     run = Run(tmp_path)
     assert {event["member"] for event in run.of("lost")} == {"keeper-0"}
     first, second, *later = run.of("generation")
@@ -54,7 +55,7 @@ def test_a_killed_keeper_costs_neither_a_worker_nor_a_step(tmp_path: Path) -> No
     assert set(later[-1]["workers"]) == set(first["workers"])
     complete = max(row["complete"] or 0 for row in run.metrics if row["gen"] == 1)
     assert second["step"] >= complete > 0
-    assert run.ids() == expected_ids(config, 500)
+    assert run.ids() == expected_ids(config, 500, trainer.summary["steps"])
 
 
 def test_a_run_that_another_controller_has_taken_over_ends_and_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.runs import Run, expected_ids, job, node_of_worker, train_with
+from tests.support.runs import ENDLESS, Run, expected_ids, job, node_of_worker, train_with
 
 from planaria.runtime.local_cluster import LocalCluster
 
@@ -47,17 +47,17 @@ def test_two_node_kills_change_dp_and_tp_but_not_the_losses(tmp_path: Path) -> N
 
 def test_a_lost_node_is_replaced_by_one_that_joins(tmp_path: Path) -> None:
     with LocalCluster(3) as cluster:
-        config = job(tmp_path, train={"steps": 200, "global_batch": 12, "micro_batch": 4})
+        config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 12, "micro_batch": 4})
 
         def kill_and_add() -> None:
             run = Run(tmp_path)
             cluster.kill_node(node_of_worker(cluster, run, run.of("generation")[-1]["workers"][-1]))
             cluster.add_node()
 
-        trainer = train_with(config, {10: kill_and_add})
+        trainer = train_with(config, {10: kill_and_add}, until=lambda run: run.trains_in(3))
     rows = trainer.summary["generations"]
     assert [row["layout"] for row in rows] == ["dp_shard3", "dp_shard2", "dp_shard3"]
     assert rows[2]["cause"] == "resize"
     # Growing loses no step: the third generation begins where the second ended.
     assert rows[2]["from_step"] == rows[1]["to_step"]
-    assert Run(tmp_path).ids() == expected_ids(config, 500)
+    assert Run(tmp_path).ids() == expected_ids(config, 500, trainer.summary["steps"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from tests.support.runs import Run, expected_ids, job, train_with, wait_for
+from tests.support.runs import ENDLESS, Run, expected_ids, job, train_with, wait_for
 
 from planaria.runtime.local_cluster import LocalCluster
 from planaria.state.vault import Vault
@@ -20,15 +20,16 @@ SAMPLES = 500
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    config = job(tmp_path, train={"steps": 250, "global_batch": 12, "micro_batch": 4})
+    config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 12, "micro_batch": 4})
     with LocalCluster(2) as cluster:
         assert cluster.address
-        trainer = train_with(config, {10: lambda: os.kill(Run(tmp_path).pids("worker-1"), signal.SIGKILL)})
+        kill = {10: lambda: os.kill(Run(tmp_path).pids("worker-1"), signal.SIGKILL)}
+        trainer = train_with(config, kill, until=lambda run: run.trains_in(3))
     run = Run(tmp_path)
     assert [row["layout"] for row in trainer.summary["generations"]] == ["dp_shard2", "single", "dp_shard2"]
     assert [event["member"] for event in run.of("fault")] == ["worker-1"]
     assert run.of("generation")[2]["workers"] == ["worker-0", "worker-2"]
-    assert run.ids() == expected_ids(config, SAMPLES)
+    assert run.ids() == expected_ids(config, SAMPLES, trainer.summary["steps"])
 
 
 def test_a_frozen_worker_is_found_and_fenced(tmp_path: Path) -> None:
@@ -43,13 +44,21 @@ def test_a_frozen_worker_is_found_and_fenced(tmp_path: Path) -> None:
     assert run.ids() == expected_ids(config, SAMPLES)
 
 
-def test_a_killed_loader_costs_no_generation(tmp_path: Path) -> None:
+def test_killed_loaders_cost_neither_a_generation_nor_time(tmp_path: Path) -> None:
+    """All of them at once: until others are there, which takes seconds, the ranks build for themselves."""
     config = job(tmp_path, elastic={"max_workers": 2}, train={"steps": 80, "global_batch": 12, "micro_batch": 4})
+    killed = ["loader-0", "loader-1"]
+
+    def kill() -> None:
+        for member in killed:
+            os.kill(Run(tmp_path).pids(member), signal.SIGKILL)
+
     with LocalCluster(2):
-        trainer = train_with(config, {10: lambda: os.kill(Run(tmp_path).pids("loader-0"), signal.SIGKILL)})
+        trainer = train_with(config, {10: kill})
     run = Run(tmp_path)
     assert len(trainer.summary["generations"]) == 1
-    assert [event["member"] for event in run.of("lost")] == ["loader-0"]
+    assert sorted(event["member"] for event in run.of("lost")) == killed
+    assert max(row["data_wait_s"] for row in run.metrics[1:]) < 2.0
     assert run.ids() == expected_ids(config, SAMPLES)
 
 

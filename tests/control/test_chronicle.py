@@ -29,6 +29,8 @@ def step(gen: int, number: int, rank: int = 0) -> dict[str, Any]:
         "lr": 0.1,
         "targets": 3,
         "skipped": False,
+        "overflow": False,
+        "loss_scale": None,
         "data_wait_s": 0.0,
         "step_s": 0.1,
         "snapshot_s": 0.0,
@@ -142,6 +144,14 @@ def test_steps_evaluation_and_skipped_steps_reach_the_account(book: Book) -> Non
     book.chronicle.take("worker-0", {"t": "eval", "gen": 1, "rank": 0, "step": 2, "accuracy": 1.0, "chance": 0.5})
     spent = book.chronicle.account.view(time.monotonic() + 100)
     assert 0.01 <= spent["evaluation"] < 50 < 99 < spent["under_way"]
+
+
+def test_a_skipped_step_says_whether_a_loss_scale_was_too_large(book: Book) -> None:
+    book.chronicle.take("worker-0", step(1, 0) | {"skipped": True, "overflow": True, "loss_scale": 65536.0})
+    book.chronicle.take("worker-0", step(1, 1) | {"skipped": True})
+    overflow, fault = (row for row in read_lines(book.folder / "events.jsonl") if row["event"] == "skipped")
+    assert (overflow["step"], overflow["overflow"]) == (0, True) and "loss scale 65536" in overflow["text"]
+    assert (fault["step"], fault["overflow"]) == (1, False) and "not finite" in fault["text"]
 
 
 def test_the_account_survives_the_controller(book: Book) -> None:

@@ -14,6 +14,7 @@ from planaria.data.skips import Windows, batch_of, normalised, same_past, withou
 from planaria.layout import Layout
 from planaria.runtime.feed import LoaderFeed
 
+OWN: Any = None  # there is a loader
 windows = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda w: (w[0], w[0] + w[1])), max_size=5)
 STEPS = 40
 
@@ -84,7 +85,7 @@ def test_every_sample_once_but_for_the_windows_in_whatever_worlds(
     for dp, length in worlds:
         for rank in range(dp):
             loader = Loader()
-            feed = LoaderFeed(job, Layout(dp_shard=dp), rank, [loader], lambda: False, normalised(skips))
+            feed = LoaderFeed(job, Layout(dp_shard=dp), rank, [loader], OWN, lambda: False, normalised(skips))
             for step in range(done, done + length):
                 feed.ask(step)
                 feed._pending.pop(step)

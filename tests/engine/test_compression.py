@@ -88,7 +88,9 @@ def _train(groups: Groups, job: JobConfig, steps: int) -> tuple[list[float], Hel
 
 # Largest share of the uncompressed bytes on the wire of this small model: 2 of 8; 260 of 2048, and the padding of small
 # tensors to blocks of 256; factors of rank 2 for matrices of 32 columns, and small tensors as they are.
-SHARES = {"bf16": 0.251, "int8": 0.23, "powersgd": 0.4}
+SHARES = {"bf16": 0.251, "int8": 0.23, "powersgd": 0.25}
+BOUNDS = {"bf16": 0.005, "int8": 0.02, "powersgd": 0.15}
+"""Largest distance of a loss from the uncompressed one, as a share of the first loss."""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ SHARES = {"bf16": 0.251, "int8": 0.23, "powersgd": 0.4}
 def test_thirty_compressed_steps_follow_the_uncompressed_curve(
     pool: RankPool, layout: Layout, names: tuple[str, ...]
 ) -> None:
-    """Every loss is within 5 % (bf16: 1 %) of the first one, while the curve falls by far more."""
+    """Every loss is within :data:`BOUNDS` of the first one, while the curve falls by far more."""
     plain, *_ = pool.run(layout, _train, job(), 30)
     curve, sent = plain[0], plain[2]
     print(layout, [round(x, 3) for x in curve[::5]], sent)
@@ -112,7 +114,7 @@ def test_thirty_compressed_steps_follow_the_uncompressed_curve(
         losses = answers[0][0]
         worst = max(abs(a - b) for a, b in zip(losses, curve, strict=True)) / curve[0]
         print(name, f"{worst:.4f} of the first loss, {answers[0][2] / sent:.4f} of the bytes")
-        assert losses == pytest.approx(curve, abs=(0.01 if name == "bf16" else 0.05) * curve[0]), name
+        assert losses == pytest.approx(curve, abs=BOUNDS[name] * curve[0]), name
         assert losses != curve
         assert 0 < answers[0][2] <= share * sent, (name, answers[0][2] / sent)
 

@@ -107,10 +107,12 @@ def test_what_is_kept_after_an_outer_step_goes_on_as_if_nothing_had_been(pool: R
         ({"communication": {"sync_every": 8}, "checkpoint": {"every": 50}}, "checkpoint.every=50"),
         ({"communication": {"sync_every": 4}, "checkpoint": {"every": 8}, "memory": {"every": 6}}, "memory.every=6"),
         ({"communication": {"sync_every": 4, "compression": "int8"}}, "remove one of the two"),
+        ({"communication": {"sync_every": 4}, "checkpoint": {"every": 8}, "layout": {"pp": 2}}, "sync_every=4"),
+        ({"communication": {"compression": "int8"}, "train": {"precision": "fp16"}}, "take bf16"),
     ],
 )
 def test_what_would_not_be_exact_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse({"train": {"steps": 40, "global_batch": 4}} | changes)
+        parse(changes | {"train": {"steps": 40, "global_batch": 4} | changes.get("train", {})})
     good = {"sync_every": 8, "outer_momentum": 0.9}
     parse({"train": {"steps": 40, "global_batch": 4}, "checkpoint": {"every": 16}, "communication": good})

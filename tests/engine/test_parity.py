@@ -33,6 +33,10 @@ LAYOUTS = [
     Layout(dp_replicate=2, tp=2),
     Layout(dp_shard=3, tp=2),
     Layout(dp_shard=4, tp=2),
+    Layout(cp=2),
+    Layout(cp=4),
+    Layout(dp_shard=2, cp=2),
+    Layout(dp_replicate=2, cp=2, tp=2),
 ]
 
 

@@ -24,8 +24,8 @@ def cluster(*sizes: int) -> list[WorkerSlot]:
     return [WorkerSlot(f"n{node}-w{i}", f"n{node}") for node, size in enumerate(sizes) for i in range(size)]
 
 
-def lay_out(workers, tp=1, dp_replicate=1, batch=MANY, facts=FACTS, previous=None) -> Plan:
-    return plan(workers, LayoutConfig(tp=tp, dp_replicate=dp_replicate), facts, batch, previous)
+def lay_out(workers, tp=1, dp_replicate=1, batch=MANY, facts=FACTS, previous=None, cp=1) -> Plan:
+    return plan(workers, LayoutConfig(tp=tp, cp=cp, dp_replicate=dp_replicate), facts, batch, previous)
 
 
 def check(workers: list[WorkerSlot], made: Plan, preferred: int, batch: int = MANY) -> None:
@@ -131,10 +131,10 @@ def test_whole_groups_stay_whole_and_broken_ones_are_refilled_in_place():
     survivors = [slot for slot in cluster(6) if slot.id not in ("n0-w0", "n0-w3")]
     after = lay_out(survivors, tp=2, previous=before)
     # w2 takes place 0, w1 place 1 as before; (w4 w5) is untouched.
-    assert after.tp_groups == [("n0-w2", "n0-w1"), ("n0-w4", "n0-w5")]
+    assert after.groups == [("n0-w2", "n0-w1"), ("n0-w4", "n0-w5")]
 
     with_new = lay_out([*survivors, WorkerSlot("n0-w7", "n0"), WorkerSlot("n0-w8", "n0")], tp=2, previous=before)
-    assert with_new.tp_groups == [("n0-w7", "n0-w1"), ("n0-w2", "n0-w8"), ("n0-w4", "n0-w5")]
+    assert with_new.groups == [("n0-w7", "n0-w1"), ("n0-w2", "n0-w8"), ("n0-w4", "n0-w5")]
 
 
 def test_a_whole_group_goes_before_a_broken_one():
@@ -238,8 +238,8 @@ def test_losses_move_as_little_as_possible(workers, tp, rng):
     if after.layout.tp != before.layout.tp:
         return
     alive = {slot.id for slot in survivors}
-    whole = [group for group in before.tp_groups if alive.issuperset(group)]
-    assert [group for group in after.tp_groups if group in whole] == whole
+    whole = [group for group in before.groups if alive.issuperset(group)]
+    assert [group for group in after.groups if group in whole] == whole
     if before.layout.tp == 1:
         assert after.ranks == tuple(worker for worker in before.ranks if worker in alive)
 
@@ -251,10 +251,138 @@ def test_planning_again_changes_nothing(workers, tp):
     assert (again.layout, again.ranks) == (made.layout, made.ranks)
 
 
-def test_tp_groups_match_the_layout():
+def test_groups_match_the_layout():
     made = lay_out(cluster(4, 4), tp=2, dp_replicate=2)
     by_layout = [tuple(made.ranks[rank] for rank in group) for group in made.layout.groups("tp")]
-    assert made.tp_groups == by_layout
+    assert made.groups == by_layout
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tp", "cp", "expected"),
+    [
+        ((4, 4), 2, 2, Layout(dp_shard=2, cp=2, tp=2)),
+        ((3, 3, 3), 2, 2, Layout(dp_shard=3, tp=2)),
+        ((3, 3), 1, 4, Layout(dp_shard=2, cp=2)),
+        ((1, 1, 1), 2, 2, Layout(dp_shard=3)),
+        ((8,), 2, 4, Layout(cp=4, tp=2)),
+        ((2, 6), 1, 6, Layout(cp=6)),
+    ],
+)
+def test_cp_falls_to_what_fits_a_node_beside_tp(sizes, tp, cp, expected):
+    made = lay_out(cluster(*sizes), tp=tp, cp=cp, facts=ModelFacts())
+    assert made.layout == expected
+    instead = f"instead of tp={tp}, cp={cp}: no node has more than {max(sizes)} worker" in made.reason
+    assert instead == (expected.tp * expected.cp < tp * cp)
+
+
+def test_cp_groups_stay_whole_and_in_one_node():
+    before = lay_out(cluster(8, 4), tp=2, cp=2)
+    survivors = [slot for slot in cluster(8, 4) if slot.id != "n0-w1"]
+    after = lay_out(survivors, tp=2, cp=2, previous=before)
+    assert after.layout == Layout(dp_shard=2, cp=2, tp=2)
+    assert after.groups == [before.groups[1], before.groups[2]]
+    assert "3 spares: tp x cp = 4 does not divide their nodes' workers; layout.tp=1 and layout.cp=1" in after.reason
+
+
+def test_fallen_cp_returns_only_when_that_uses_no_fewer_workers():
+    fallen = lay_out(cluster(1, 1, 1), cp=2)
+    kept = lay_out(cluster(1, 1, 1, 2), cp=2, previous=fallen)
+    assert kept.layout == Layout(dp_shard=5)
+    assert "tp=1, cp=1 kept: tp=1, cp=2 could use only 2 of 5 workers" in kept.reason
+    assert lay_out(cluster(2, 2, 2), cp=2, previous=kept).layout == Layout(dp_shard=3, cp=2)
+
+
+def test_cp_that_the_model_cannot_have():
+    facts = ModelFacts({"heads": 12}, cp_divides={"heads": 12})
+    with pytest.raises(PlanError) as caught:
+        lay_out(cluster(8), tp=2, cp=4, facts=facts)
+    assert str(caught.value) == (
+        "layout.cp=4 with layout.tp=2: 8 does not divide the model's heads=12; set layout.cp=3"
+    )
+
+
+def piped(workers, pp, batch=MANY, tp=1, previous=None, facts=FACTS, virtual=1) -> Plan:
+    schedule = "interleaved" if virtual > 1 else "1f1b"
+    wish = LayoutConfig(tp=tp, pp=pp, virtual_stages=virtual, pipeline_schedule=schedule)
+    return plan(workers, wish, facts, batch, previous)
+
+
+def stages(made: Plan) -> list[set[str]]:
+    size = made.layout.world // made.layout.pp
+    return [set(made.ranks[start : start + size]) for start in range(0, made.layout.world, size)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tp", "pp", "batch", "expected", "why"),
+    [
+        ((4, 4), 2, 2, MANY, Layout(pp=2, dp_shard=2, tp=2), ""),
+        ((2, 2, 2), 2, 2, MANY, Layout(pp=2, tp=2), "2 spares: pp=2 does not divide 3 groups of tp x cp"),
+        ((2,), 2, 4, MANY, Layout(tp=2), "pp=1 instead of 4: only 1 group of tp x cp"),
+        ((3,), 1, 4, MANY, Layout(pp=2), "pp=2 instead of 4: only 3 groups of tp x cp"),
+        ((8,), 1, 2, 3, Layout(pp=2, dp_shard=3), "2 spares: the global batch has 3 samples, one per replica"),
+    ],
+)
+def test_pipelines(sizes, tp, pp, batch, expected, why):
+    made = piped(cluster(*sizes), pp, batch, tp)
+    assert made.layout == expected
+    assert why in made.reason
+
+
+def test_stages_lie_on_different_nodes_and_tp_groups_inside_one():
+    made = piped(cluster(4, 4), 2, tp=2)
+    assert [{worker.split("-")[0] for worker in stage} for stage in stages(made)] == [{"n0"}, {"n1"}]
+
+
+def test_a_fallen_pp_returns_only_when_that_uses_no_fewer_workers():
+    fallen = piped(cluster(1), 2)
+    kept = piped(cluster(1, 1, 1), 2, previous=fallen)
+    assert kept.layout == Layout(dp_shard=3)
+    assert "pp=1 kept: pp=2 could use only 2 of 3 groups of tp x cp" in kept.reason
+    assert piped(cluster(1, 1, 1, 1), 2, previous=kept).layout == Layout(pp=2, dp_shard=2)
+
+
+def test_survivors_keep_their_stage():
+    before = piped(cluster(4, 4), 2)
+    lost = [slot for slot in cluster(4, 4) if slot.id != "n1-w1"]
+    after = piped(lost, 2, previous=before)
+    assert after.layout == Layout(pp=2, dp_shard=3)
+    assert all(now <= then for now, then in zip(stages(after), stages(before), strict=True))
+
+
+@given(clusters(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3, 4]), st.integers(1, 40), st.randoms())
+def test_a_chain_of_losses_and_joins_stays_legal_with_pipelines(workers, tp, pp, batch, rng):
+    made = None
+    for generation in range(4):
+        made = piped(workers, pp, batch, tp, previous=made)
+        node = {slot.id: slot.node for slot in workers}
+        assert Counter(made.ranks + made.spares) == Counter(list(node))
+        assert made.layout.world == len(made.ranks) > 0
+        assert pp % made.layout.pp == 0 and made.layout.dp <= batch
+        assert all(len({node[made.ranks[rank]] for rank in group}) == 1 for group in made.layout.groups("tp"))
+        assert (piped(workers, pp, batch, tp, previous=made).ranks) == made.ranks
+        workers = [slot for slot in workers if rng.random() < 0.8] or workers[:1]
+        workers += [WorkerSlot(f"g{generation}-{i}", f"n{rng.randrange(9)}") for i in range(rng.randrange(4))]
+
+
+def test_more_stages_than_layers():
+    with pytest.raises(PlanError) as caught:
+        piped(cluster(8), 4, facts=ModelFacts(stages=6), virtual=2)
+    assert str(caught.value) == (
+        "layout.pp=4 with layout.virtual_stages=2: 8 stages, but the model has only 6 layers to cut between; "
+        "set layout.pp=3"
+    )
+
+
+def test_ten_thousand_workers_with_pipelines_take_a_tenth_of_a_second():
+    workers = cluster(*[8] * 1250)
+    before = piped(workers, 4, tp=8)
+    survivors = random.Random(0).sample(workers, 9000)
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        piped(survivors, 4, tp=8, previous=before)
+        taken.append(time.perf_counter() - start)
+    assert min(taken) < 0.1
 
 
 @pytest.mark.parametrize("sizes", [[8] * 128, [1024], [1] * 1024])

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from tests.support.ranks import RankPool
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from planaria.layout import Layout
-from planaria.runtime.groups import ALWAYS, Groups, Interrupted, host_store
+from planaria.runtime.groups import ALWAYS, Groups, Interrupted, forget_generations, host_store
 from planaria.runtime.sockets import socket_inodes
 
 RETURN_LIMIT_S = 2.0
@@ -102,6 +103,25 @@ def test_many_generations_leave_nothing_open() -> None:
         assert after == before
 
 
+def _sharded_work(groups: Groups) -> tuple[int, int]:
+    """Operations on sharded tensors, as FSDP2 makes them; returns (threads of any kind, descriptors)."""
+    for axis in ALWAYS:
+        part = DTensor.from_local(torch.ones(2), groups.mesh[axis], [Shard(0)])
+        assert (part + part).sum().full_tensor() == 4 * groups.mesh[axis].size()
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def test_layouts_that_come_and_go_leave_no_groups_behind() -> None:
+    with RankPool(2) as pool:
+        for layout in (Layout(dp_shard=2), Layout(dp_replicate=2), Layout(tp=2)):
+            last = pool.run(layout, _sharded_work)
+        pool.run(Layout(dp_shard=2), _sharded_work)
+        first = pool.run(Layout(tp=2), _sharded_work)
+        assert first == last
+        for layout in (Layout(dp_shard=2), Layout(dp_replicate=2)):
+            assert pool.run(layout, _sharded_work) == first, layout
+
+
 def test_forming_with_an_absent_rank_ends_when_interrupted() -> None:
     with RankPool(3) as pool:
         layout = Layout(dp_shard=3)
@@ -163,3 +183,13 @@ def test_every_axis_is_on_the_mesh(layout: Layout) -> None:
 
 def _axis_sizes(groups: Groups) -> tuple[int, ...]:
     return tuple(groups.mesh.get_group(axis).size() for axis in ("dp_replicate", "dp_shard", "tp"))
+
+
+def test_keys_of_old_generations_are_deleted_and_no_others() -> None:
+    store = host_store("127.0.0.1")
+    for generation in (1, 2, 10, 11):
+        dist.PrefixStore(f"gen-{generation}", store).set("ports/0", "[]")
+    store.set("gen-x/1", "")
+    store.set("other", "")
+    forget_generations(store, 10)
+    assert sorted(store.list_keys()) == ["gen-10/ports/0", "gen-11/ports/0", "gen-x/1", "other"]

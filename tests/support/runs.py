@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from planaria.config import JobConfig, parse
 from planaria.data.order import indices
 from planaria.observe.record import read_lines
 from planaria.runtime.local_cluster import LocalCluster
-from planaria.trainer import ElasticTrainer
+from planaria.trainer import ElasticTrainer, TrainingStopped
 
 TINY = {
     "model_type": "llava",
@@ -76,6 +78,10 @@ class Run:
         """Events of one kind."""
         return [event for event in self.events if event["event"] == kind]
 
+    def trains_in(self, generation: int, steps: int = 5) -> bool:
+        """Whether so many steps were done in this generation or a later one."""
+        return sum(row["gen"] >= generation for row in self.metrics) >= steps
+
     def pids(self, member: str) -> int:
         """Process id of a member, as it said when it joined."""
         return next(int(event["pid"]) for event in self.of("joined") if event["member"] == member)
@@ -91,16 +97,37 @@ def expected_ids(config: JobConfig, samples: int, steps: int | None = None) -> d
     }
 
 
-def train_with(config: JobConfig, actions: dict[int, Callable[[], None]], **kwargs: Any) -> ElasticTrainer:
-    """Train, calling each action once when its step has been completed."""
-    left = dict(actions)
+ENDLESS = 100_000
+"""Steps of a job that runs until the test has seen enough: processes start as fast as the machine lets them."""
+
+
+def train_with(
+    config: JobConfig, actions: dict[int, Callable[[], None]], until: Callable[[Run], bool] | None = None, **kwargs: Any
+) -> ElasticTrainer:
+    """Train, calling each action once when its step has been completed.
+
+    Args:
+        config: the job.
+        actions: by step.
+        until: ends the job, as Ctrl-C would, once it holds and all actions were called; without it all steps are done.
+        **kwargs: for the trainer.
+    """
+    left, asked = dict(actions), False
 
     def watch(status: dict[str, Any]) -> None:
+        nonlocal asked
         for step in [step for step in left if status["step"] >= step and status["state"] == "running"]:
             left.pop(step)()
+        if until is not None and not (asked or left) and until(Run(Path(config.storage), config.name)):
+            asked = True
+            raise KeyboardInterrupt
 
     trainer = ElasticTrainer(config, watch=watch, **kwargs)
-    trainer.fit()
+    if until is None:
+        trainer.fit()
+    else:
+        with pytest.raises(TrainingStopped):
+            trainer.fit()
     assert not left, f"the job ended before steps {sorted(left)}"
     return trainer
 

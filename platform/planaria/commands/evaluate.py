@@ -108,10 +108,11 @@ def score(job: JobConfig, checkpoint: Checkpoint, examples: int) -> tuple[dict[s
     from planaria.data.builder import BatchBuilder
     from planaria.engine.native import NativeEngine
     from planaria.layout import Layout
-    from planaria.models.vlm import VLMRecipe
+    from planaria.models.choose import job_recipe
+    from planaria.models.dual import DualEncoderRecipe
     from planaria.objectives.evaluate import evaluate as evaluate_samples
 
-    recipe = VLMRecipe(job)
+    recipe = job_recipe(job)
     held_out = recipe.dataset("val")
     builder = BatchBuilder(held_out, recipe.collate, job.seed, job.train.global_batch, shuffle=False)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -123,7 +124,11 @@ def score(job: JobConfig, checkpoint: Checkpoint, examples: int) -> tuple[dict[s
         engine = NativeEngine(recipe, job, Layout(), mesh, device)
         engine.load(checkpoint)
         scores = evaluate_samples(engine, builder.eval_batch, len(held_out), job)
-        shown = [example(engine, recipe, builder, held_out[at], at) for at in range(min(examples, len(held_out)))]
+        asked = range(min(examples, len(held_out)))
+        if isinstance(recipe, DualEncoderRecipe):
+            shown = nearest(engine, builder, held_out, job, len(asked))
+        else:
+            shown = [example(engine, recipe, builder, held_out[at], at) for at in asked]
     return asdict(scores), shown
 
 
@@ -149,6 +154,23 @@ def lone_mesh(device: torch.device) -> Iterator[DeviceMesh]:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
+
+
+def nearest(engine: NativeEngine, builder: BatchBuilder, held_out: Any, job: JobConfig, count: int) -> list[Example]:
+    """The first ``count`` pictures with the caption that the model finds nearest among those that are scored."""
+    import torch
+
+    if not count:
+        return []
+    total = min(job.evaluate.samples, len(held_out))
+    found = []
+    for start in range(0, total, job.train.micro_batch):
+        stop = min(total, start + job.train.micro_batch)
+        found.append(engine.features(builder.eval_batch(start, stop, stop - start).batch))
+    pictures, texts = (torch.cat(side) for side in zip(*found, strict=True))
+    best = (pictures[:count] @ texts.T).argmax(1).tolist()
+    samples = [held_out[at] for at in range(min(count, total))]
+    return [Example(sample.key, sample.answer, held_out[at].answer) for sample, at in zip(samples, best, strict=False)]
 
 
 def example(engine: NativeEngine, recipe: Any, builder: BatchBuilder, sample: Any, index: int) -> Example:

@@ -48,8 +48,9 @@ def parse_nodes(text: str) -> list[int]:
 
 
 def default_nodes(job: JobConfig) -> list[int]:
-    """The smallest cluster that carries the most workers: nodes of one tensor-parallel group each."""
-    return [job.layout.tp] * math.ceil(job.elastic.max_workers / job.layout.tp)
+    """The smallest cluster that carries the most workers: nodes of one group of tp x cp each."""
+    size = job.layout.tp * job.layout.cp
+    return [size] * math.ceil(job.elastic.max_workers / size)
 
 
 def outlooks(job: JobConfig, facts: ModelFacts, sizes: Sequence[int]) -> list[Outlook]:
@@ -111,6 +112,6 @@ def plan(config: str, overrides: Sequence[str], nodes: str | None) -> int:
 def facts_of(job: JobConfig) -> ModelFacts:
     """What the planner must know of the job's model; checks the job against it on the way."""
     from planaria.engine.facts import model_facts
-    from planaria.models.vlm import VLMRecipe
+    from planaria.models.choose import job_recipe
 
-    return model_facts(VLMRecipe(job), job)
+    return model_facts(job_recipe(job), job)

@@ -131,7 +131,10 @@ class Chronicle:
         row = {k: v for k, v in message.items() if k not in ("t", "rank")}
         self._record.metrics(row | {"layout": str(generation.plan.layout)})
         if message["skipped"]:
-            self._record.event("skipped", f"step {step}: gradient not finite, step skipped", step=step)
+            scale = f" at loss scale {message['loss_scale']:g}" if message["overflow"] else ""
+            cause = f"gradient overflowed{scale}" if message["overflow"] else "gradient not finite"
+            fields = {"step": step, "overflow": message["overflow"]}
+            self._record.event("skipped", f"step {step}: {cause}, step skipped", **fields)
 
     def returned(self, sizes: Mapping[str, int]) -> None:
         """The controller has come back: workers say again what may not have been heard. Know what was.

@@ -68,7 +68,8 @@ class Observations:
         if rank == 0:
             self.step_s.append(message["step_s"])
             self._skipped.discard(message["step"])
-            if message["skipped"]:
+            # An overflow of the loss scale is the ordinary search for one, and ends by itself.
+            if message["skipped"] and not message["overflow"]:
                 self._skipped.add(message["step"])
 
     # -- hangs -------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from typing import Protocol
 
 import torch
 
+from planaria.engine.precision import COMPUTE
+
 PROBE_EVERY = 20
 PROBE_SIZE = 3072
 """Rows and columns of the probe's matrices: one product takes long beside the 10 us of a launch."""
@@ -93,4 +95,4 @@ def compute_clock(device: torch.device, precision: str) -> ComputeClock:
     if device.type != "cuda":
         return ThreadClock()
     # What a consumer card does of float64 says nothing of a model, but then such a model is what it trains.
-    return CudaProbe(device, {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32))
+    return CudaProbe(device, COMPUTE[precision])

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from planaria.config import JobConfig
+from planaria.engine.tensor_parallel import find_module
 from planaria.recipe import MetaRecipe, PretrainedRecipe, Recipe, StateReader
 from planaria.state.boxes import Box
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32, "fp64": torch.float64}
 """Dtype of the master weights by precision."""
 
 
@@ -110,11 +111,11 @@ def restore_buffers(recipe: MetaRecipe, job: JobConfig, model: nn.Module) -> Non
     units = recipe.sharding(meta).units  # type: ignore[attr-defined]
     for name, module in meta.named_modules():
         own = [key for key, buffer in module.named_buffers(recurse=False) if buffer is not None]
-        if not own:
+        target = find_module(model, name)
+        if not own or target is None:  # the latter in a pipeline: another stage has it
             continue
         below = [unit for unit in units if unit.startswith(f"{name}." if name else "")]
         filled = materialise(recipe, job, meta, name, below)
-        target = model.get_submodule(name)
         for key in own:
             getattr(target, key).copy_(getattr(filled, key))
 

@@ -41,6 +41,8 @@ class ShardedOptimizer:
         for group in groups:
             key = (float(group["lr"]), float(group["weight_decay"]))  # type: ignore[arg-type]
             merged.setdefault(key, group | {"params": []})["params"].extend(group["params"])  # type: ignore[attr-defined]
+        if not merged:  # a pipeline stage of which nothing trains
+            merged[(config.lr, 0.0)] = {"params": [], "lr": config.lr}
         self._peak = [lr for lr, _ in merged]
         self.updates = 0
         """Updates applied so far: fewer than the steps done where a step was skipped. Sets Adam's bias correction."""
@@ -75,7 +77,7 @@ class ShardedOptimizer:
         """(state name, shard, local tensor) of every state tensor, zeros where none exists yet."""
         for shard, view in zip(self.shards, self._views, strict=True):
             held = self.torch.state.get(view, {})
-            for key in self._keys():
+            for key in self.keys:
                 value = held.get(key)
                 yield key, shard, torch.zeros_like(view) if value is None else value
 
@@ -84,13 +86,15 @@ class ShardedOptimizer:
         self.updates = updates
         for shard, view in zip(self.shards, self._views, strict=True):
             view.data = shard.local()
-            held: dict[str, object] = {key: read(key, shard).to(view) for key in self._keys()}
+            held: dict[str, object] = {key: read(key, shard).to(view) for key in self.keys}
             if self.config.name == "adamw":
                 held["step"] = torch.tensor(float(updates))
             if held:
                 self.torch.state[view] = held
 
-    def _keys(self) -> tuple[str, ...]:
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of what is kept of every trained parameter."""
         if self.config.name == "sgd" and not self.config.momentum:
             return ()
         return STATE_KEYS[self.config.name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,6 +18,8 @@ from planaria.state.writer import Piece
 
 UPDATES = "optim/updates"
 """Name of the scalar that counts the optimizer's updates."""
+SCALE, GOOD_STEPS = "optim/scaler/scale", "optim/scaler/good_steps"
+"""Names of the scalars that the search for a loss scale remembers, where there is one (``train.precision: fp16``)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class StepResult:
     """Sums over all ranks of what each one's ``poll`` said."""
     compute_s: float | None = None
     """How long this rank itself needs, waiting for others left out (:mod:`planaria.engine.compute_time`)."""
+    overflow: bool = False
+    """True if it was skipped since the scaled gradient left the range of half precision: the search for a loss scale,
+    and no fault of data or weights."""
+    loss_scale: float | None = None
+    """The factor on the loss in this step, where there is one (``train.precision: fp16``)."""
 
 
 @dataclass(frozen=True)
@@ -116,4 +123,16 @@ class Engine(Protocol):
 
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
+        ...
+
+
+@runtime_checkable
+class HasGradients(Protocol):
+    """An engine that shows its gradients while :meth:`Engine.train_step` polls, complete and not yet applied."""
+
+    def gradients(self) -> Iterator[tuple[str, tuple[int, ...], Box, Tensor | None]]:
+        """(name, global shape, box, value) of this rank's share of every trainable parameter's gradient.
+
+        None where there is no gradient. The values of one box are equal on all ranks that hold it.
+        """
         ...

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from planaria.config import TrainConfig
+from planaria.engine.context_parallel import apply_context_parallel
 from planaria.engine.initial import tied_names
+from planaria.engine.precision import mixed_precision
+from planaria.engine.recompute import apply_recompute
+from planaria.engine.stages import Owned
 from planaria.engine.tensor_parallel import ShardingError, TPCut, apply_tensor_parallel, apply_vocabulary_parallel
 from planaria.layout import Layout
-from planaria.recipe import ShardingRules
+from planaria.recipe import LogitsPart, ShardingRules
 from planaria.state.boxes import Box
 from planaria.state.dedupe import is_writer
 from planaria.state.holdings import held_box, replicated_axes
@@ -37,6 +41,10 @@ class Shard:
     """Whether this rank writes the box to checkpoints (exactly one rank per box does)."""
     replicas: int
     """How many ranks hold this very box."""
+    copy: bool = False
+    """Whether another pipeline stage's twin of this parameter (tied embeddings) is the one that the state knows."""
+    module_name: str = ""
+    """Name of the parameter in this rank's module."""
 
     def local(self) -> Tensor:
         """The local shard, sharing storage with the parameter."""
@@ -60,19 +68,24 @@ def shard_model(
     mesh: DeviceMesh,
     *,
     sequence_parallel: bool,
-    precision: str,
+    train: TrainConfig,
+    partial_logits: bool = False,
+    owned: Mapping[str, Owned] | None = None,
     replicas_by_fsdp: bool = True,
     prefetch: bool = True,
 ) -> list[Shard]:
     """Cut ``model`` in place for this rank.
 
-    The order matters: tensor parallelism first, so that FSDP2 shards the TP slices; units before the
-    root, so that each unit is gathered on its own and the root keeps embeddings, norms and heads.
+    The order matters: tensor parallelism first, so that FSDP2 shards the TP slices; recomputation between them, so
+    that FSDP2 has gathered what is computed again; units before the root, so that each unit is gathered on its own
+    and the root keeps embeddings, norms and heads.
 
     Args:
         model: unsharded; meta tensors stay meta, real ones are sliced.
-        mesh: axes ``dp_replicate``, ``dp_shard``, ``tp`` (see :mod:`planaria.runtime.groups`).
-        precision: ``fp32``, ``fp64`` or ``bf16`` (bf16 compute over float32 master weights).
+        mesh: axes of :func:`planaria.runtime.groups.mesh_axes`.
+        train: precision and recomputation.
+        partial_logits: whether the loss works on parts of the vocabulary; else the logits are gathered.
+        owned: whose state each parameter is, where the model is only this rank's pipeline stages.
         replicas_by_fsdp: whether FSDP2 adds up the gradients of the replicas; else they are only reduce-scattered.
         prefetch: whether each unit's parameters are gathered while the one before computes forward; backward FSDP2
             does so by itself.
@@ -84,18 +97,25 @@ def shard_model(
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     tied = {name for group in tied_names(model) for name in group}
     cuts = {name: TPCut() for name in shapes}
+    context = mesh.get_group("cp") if layout.cp > 1 else None
+    vocabulary = None
+    if context is not None:
+        apply_context_parallel(model, rules, context)
     if layout.tp > 1:
         tp = mesh.get_group("tp")
         cuts = apply_tensor_parallel(model, rules, tp, sequence_parallel)
         head = rules.vocabulary_head
         if head is not None and f"{head}.weight" not in tied:
-            apply_vocabulary_parallel(model, head, tp, cuts)
+            split = apply_vocabulary_parallel(model, head, tp, cuts, gather=not partial_logits)
+            vocabulary = tp if split and partial_logits else None
+    if partial_logits:
+        model.planaria_logits_part = LogitsPart(context, vocabulary)  # type: ignore[assignment]
+
+    apply_recompute(model, rules.units, train.recompute)
 
     replicated = layout.dp_replicate > 1 and replicas_by_fsdp
     dp_mesh = mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
-    policy = MixedPrecisionPolicy()
-    if precision == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = mixed_precision(train)
     for unit in rules.units:
         fully_shard(model.get_submodule(unit), mesh=dp_mesh, mp_policy=policy)
     fully_shard(model, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
@@ -108,7 +128,10 @@ def shard_model(
     if prefetch and layout.dp_shard > 1:
         prefetch_forward(model, rules.units)
 
-    return [_describe(name, p, shapes[name], cuts[name], layout, mesh) for name, p in model.named_parameters()]
+    return [
+        _describe(name, p, shapes[name], cuts[name], layout, mesh, None if owned is None else owned[name])
+        for name, p in model.named_parameters()
+    ]
 
 
 def prefetch_forward(model: nn.Module, units: Sequence[str]) -> None:
@@ -155,6 +178,11 @@ def check_model(model: nn.Module, rules: ShardingRules) -> None:
         )
 
 
+def shapes_of(model: nn.Module) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """(shape, whether it trains) of every parameter of an unsharded model, by name."""
+    return {name: (tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()}
+
+
 def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
     """Every FSDP2 unit of ``model``, the root included."""
     for module in model.modules():
@@ -163,12 +191,23 @@ def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def _describe(
-    name: str, parameter: nn.Parameter, shape: tuple[int, ...], cut: TPCut, layout: Layout, mesh: DeviceMesh
+    name: str,
+    parameter: nn.Parameter,
+    shape: tuple[int, ...],
+    cut: TPCut,
+    layout: Layout,
+    mesh: DeviceMesh,
+    owned: Owned | None,
 ) -> Shard:
     rank = mesh.get_rank()
-    box = held_box(shape, cut.dim, None, layout, rank)
-    assert box is not None  # without pipeline stages every rank holds a part of every tensor
-    axes = replicated_axes(shape, cut.dim, None)
-    stored = is_writer(layout.coords(rank), axes)
+    at = layout.coords(rank)
+    # A copy lies as its twin does, only on another stage.
+    stage = None if owned is None else at["pp"]
+    box = held_box(shape, cut.dim, stage, layout, rank)
+    assert box is not None  # it is the model of this rank's stage
+    axes = replicated_axes(shape, cut.dim, stage)
+    copy = owned is not None and owned.copy
+    stored = is_writer(at, axes) and not copy
     replicas = math.prod(getattr(layout, axis) for axis in axes)
-    return Shard(name, parameter, shape, box, cut, axes, stored, replicas)
+    known = name if owned is None else owned.name
+    return Shard(known, parameter, shape, box, cut, axes, stored, replicas, copy, name)

@@ -8,6 +8,7 @@ Parameters stay plain tensors; :class:`TPCut` records how each local tensor sits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,35 @@ class TPCut:
     partial: bool = False
 
 
+class StandIn(nn.Module):
+    """In the place of a module that belongs to another pipeline stage: it lets its first argument through.
+
+    It has the plain attributes of that module, which its owner may look at.
+    """
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        for key, value in vars(original).items():
+            if not key.startswith("_") and not callable(value):
+                setattr(self, key, value)
+        self.arrived: Tensor | None = None
+        """The last input, until somebody takes it away."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        value = args[0] if args else kwargs[SEQUENCE_ARGUMENT]
+        self.arrived = value if isinstance(value, Tensor) else None
+        return value
+
+
+def find_module(model: nn.Module, name: str) -> nn.Module | None:
+    """Submodule ``name``, or None where another pipeline stage has it."""
+    try:
+        found = model.get_submodule(name)
+    except AttributeError:
+        return None
+    return None if isinstance(found, StandIn) else found
+
+
 class RowLinear(nn.Linear):
     """Linear layer that holds some of the input features; partial outputs are summed over ``group``.
 
@@ -45,9 +75,10 @@ class RowLinear(nn.Linear):
 
     group: dist.ProcessGroup
     sequence: bool = False
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
 
     def forward(self, input: Tensor) -> Tensor:
-        partial = nn.functional.linear(input, self.weight)
+        partial = self.product(input, self.weight)
         out = (c.scatter_partial_sequence if self.sequence else c.reduce_from_tp)(partial, self.group)
         return out if self.bias is None else out + self.bias
 
@@ -89,9 +120,12 @@ def apply_tensor_parallel(
             "replicate in the recipe's sharding(), or train with layout.tp=1"
         )
     if sequence_units:
-        for first, after in rules.sequence_parallel:
-            _hook_input(model.get_submodule(first), c.split_sequence, group)
-            _hook_input(model.get_submodule(after), c.join_sequence, group)
+        firsts, afters = zip(*rules.sequence_parallel, strict=True)
+        for collective, names in ((c.split_sequence, firsts), (c.join_sequence, afters)):
+            for name in dict.fromkeys(names):
+                module = find_module(model, name)
+                if module is not None:
+                    _hook_input(module, collective, group)
     return cuts
 
 
@@ -204,14 +238,25 @@ def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) ->
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def apply_vocabulary_parallel(model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]) -> None:
-    """Split an untied output head by vocabulary and gather its logits; left whole if tp does not divide it."""
+def apply_vocabulary_parallel(
+    model: nn.Module, head: str, group: dist.ProcessGroup, cuts: dict[str, TPCut], *, gather: bool
+) -> bool:
+    """Split an untied output head by vocabulary; left whole if tp does not divide it.
+
+    Args:
+        gather: whether its logits are gathered; else each rank yields its part.
+
+    Returns:
+        Whether the head is split.
+    """
     module = model.get_submodule(head)
     assert isinstance(module, nn.Linear)
     if module.out_features % group.size():
-        return
+        return False
     _shrink(module, "weight", 0, group, head, cuts)
     _shrink(module, "bias", 0, group, head, cuts)
     module.out_features //= group.size()
     _hook_input(module, c.copy_to_tp, group)
-    module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    if gather:
+        module.register_forward_hook(lambda _module, _args, logits: c.gather_features(logits, group))
+    return True

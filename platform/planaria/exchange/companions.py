@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from planaria.config import JobConfig
 from planaria.data.tokens import TextCodec
@@ -44,7 +44,7 @@ def write_companions(folder: Path, job: JobConfig, model: nn.Module, codec: Text
     assert job.model is not None
     if job.model.path is not None:
         _copy(Path(job.model.path), folder, (*PROCESSOR, *TEMPLATES, GENERATION))
-    if not (folder / GENERATION).exists():
+    if isinstance(model, GenerationMixin) and not (folder / GENERATION).exists():
         # Not what transformers takes for granted of a decoder (Llama's ids), but what this one was trained with.
         GenerationConfig(eos_token_id=codec.eos_id, pad_token_id=codec.pad_id).save_pretrained(folder)
     _write_tokenizer(folder, job.data.tokenizer, codec)

@@ -11,8 +11,10 @@ from torch import nn
 from planaria.config import JobConfig
 from planaria.engine.initial import DTYPES, build
 from planaria.engine.optimizer import STATE_KEYS
-from planaria.engine.protocol import UPDATES
+from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES
 from planaria.exchange.errors import ExchangeError
+from planaria.models.choose import job_recipe
+from planaria.models.dual import DualEncoderRecipe
 from planaria.models.hub_names import HubNames
 from planaria.models.vlm import VLMRecipe
 
@@ -36,9 +38,9 @@ class Contents:
             )
 
     @cached_property
-    def recipe(self) -> VLMRecipe:
+    def recipe(self) -> VLMRecipe | DualEncoderRecipe:
         """The recipe that the job trains with."""
-        return VLMRecipe(self.job)
+        return job_recipe(self.job)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -60,6 +62,10 @@ class Contents:
         """Shape of every parameter by its name in the module; tied ones once, under their first name."""
         return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
 
+    def hub_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of parameter ``name`` as its class and files have it."""
+        return () if name in self.names.scalars else self.parameters[name]
+
     @cached_property
     def trainable(self) -> frozenset[str]:
         """Names of the parameters that have optimizer state."""
@@ -74,6 +80,7 @@ class Contents:
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor of a complete checkpoint, as :meth:`NativeEngine.expected` gives them."""
         shapes: dict[str, tuple[int, ...]] = {UPDATES: ()}
+        shapes |= {SCALE: (), GOOD_STEPS: ()} if self.job.train.precision == "fp16" else {}
         shapes |= {f"model/{name}": shape for name, shape in self.parameters.items()}
         for name, shape in self.parameters.items():
             if name in self.trainable:

@@ -65,11 +65,11 @@ def export(
     check_target(target, force)
     _check_model(checkpoint, contents)
     own = {key: name for name, key in _hub_names(contents).items()}
-    shapes = {key: contents.parameters[own[key]] for key in sorted(own)}
+    shapes = {key: contents.hub_shape(own[key]) for key in sorted(own)}
     planned = plan_files(shapes, to_dtype, max_file_bytes)
 
     def read(key: str) -> torch.Tensor:
-        tensor = _cast(checkpoint.read(f"model/{own[key]}"), to_dtype, own[key])
+        tensor = _cast(checkpoint.read(f"model/{own[key]}"), to_dtype, own[key]).reshape(shapes[key])
         progress(tensor.nbytes)
         return tensor
 

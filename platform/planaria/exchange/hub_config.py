@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planaria.config import ConfigError, ModelConfig
+from planaria.config import ConfigError
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError
-from planaria.models.build import hf_config
+from planaria.models.choose import directory_config
 
 _MEANINGLESS = frozenset(
     [
@@ -61,7 +61,7 @@ def check_config(folder: Path, contents: Contents) -> None:
     if not (folder / "config.json").is_file():
         return
     try:
-        theirs = hf_config(ModelConfig(path=str(folder), preset=None, config=None), vocab_size=0, image_token_id=0)
+        theirs = directory_config(str(folder))
     except ConfigError as error:
         raise ExchangeError(str(error).replace("model.path: ", "", 1)) from None
     ours = contents.recipe.config

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from planaria.engine.protocol import UPDATES
+from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError
 from planaria.exchange.matching import Match
@@ -86,6 +86,8 @@ def bring_in(
 def expected(contents: Contents, step: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that an imported checkpoint of ``step`` has."""
     every = contents.expected()
+    for name in (SCALE, GOOD_STEPS):  # of no other's: a job that needs a loss scale looks for its own
+        every.pop(name, None)
     return (
         every
         if step
@@ -129,7 +131,7 @@ def _pieces(source: Source, found: Match, contents: Contents, step: int, updates
 def _piece(name: str, shape: tuple[int, ...], value: torch.Tensor, dtype: torch.dtype) -> Piece:
     if not value.is_floating_point():
         raise ExchangeError(f"{name}: the source holds {value.dtype}, which are no weights of this model")
-    return Piece(name, shape, Box.whole(shape), value.to(dtype).contiguous())
+    return Piece(name, shape, Box.whole(shape), value.to(dtype).reshape(shape).contiguous())
 
 
 def _batches(pieces: Iterator[Piece], limit: int) -> Iterator[list[Piece]]:

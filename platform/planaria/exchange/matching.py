@@ -155,7 +155,11 @@ def _problems(found: Match, shapes: Mapping[str, tuple[int, ...]], contents: Con
             yield f"optimizer state {', '.join(foreign)}: optim.name={contents.job.optim.name} has no use for it"
     both = [(key, name) for name, keys in found.model.items() for key in keys]
     both += [(key, name) for (_, name), key in found.optimizer.items()]
-    other = [f"{key} {list(shapes[key])} for {list(wanted[name])}" for key, name in both if shapes[key] != wanted[name]]
+    other = [
+        f"{key} {list(shapes[key])} for {list(contents.hub_shape(name))}"
+        for key, name in both
+        if shapes[key] not in (wanted[name], contents.hub_shape(name))
+    ]
     if other:
         yield f"another shape: {len(other)} tensors ({some(other)})"
 

@@ -118,6 +118,11 @@ class MemoryState:
         """Steps completed in this state."""
         return self.source.step
 
+    @property
+    def tensors(self) -> frozenset[str]:
+        """Names of all wanted tensors that the state has."""
+        return frozenset(name for name, _ in self._read)
+
     def read(self, tensor: str, box: Box) -> Tensor:
         """A wanted part; raises KeyError for anything else."""
         return self._read[tensor, box]

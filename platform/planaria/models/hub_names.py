@@ -47,6 +47,8 @@ class HubNames:
         self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         self.first: dict[str, str] = {}
         """For every name of a parameter the first name of the same tensor: tied ones have several."""
+        self.scalars: frozenset[str] = getattr(model, "scalar_parameters", frozenset())
+        """Parameters of shape (1,) that files hold without a dimension."""
         seen: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.first[name] = seen.setdefault(id(parameter), name)

@@ -19,6 +19,14 @@ _DECODER = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    # A caption of three shapes is about 75 bytes long.
+    "max_position_embeddings": 96,
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # CLIP tower + Llama, the LLaVA-1.5 recipe at toy size.
@@ -38,4 +46,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vision_feature_select_strategy": "full",
         "tie_word_embeddings": True,
     },
+    # Two encoders of one size, trained to tell pairs apart.
+    "clip-tiny": {
+        "model_type": "clip",
+        "vision_config": _TOWER,
+        "text_config": _TEXT,
+        "projection_dim": 64,
+    },
+    "siglip-tiny": {"model_type": "siglip", "vision_config": _TOWER, "text_config": _TEXT},
 }

@@ -41,7 +41,9 @@ class PretrainedState:
         assert isinstance(model, PreTrainedModel)
         self._path = Path(path)
         self._files: dict[Path, Any] = {}
-        found = dict(self._renamed(model))
+        names = HubNames(model)
+        self._scalars = names.scalars
+        found = dict(self._renamed(names))
         self._sources: dict[str, tuple[Path, str]] = {}
         aliases: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -54,7 +56,7 @@ class PretrainedState:
                 missing.append(name)
                 continue
             shape = tuple(self._open(source[0]).get_slice(source[1]).get_shape())
-            if shape != tuple(parameter.shape):
+            if shape != tuple(parameter.shape) and (shape or name not in self._scalars):
                 raise ConfigError(
                     f"model.path: {source[1]} in {source[0]} has the shape {list(shape)}, but config.json makes it "
                     f"{list(parameter.shape)}; are both of the same model?"
@@ -69,6 +71,9 @@ class PretrainedState:
         if kind != "model" or name not in self._sources:
             raise KeyError(f"{self._path} holds no {tensor}")
         file, key = self._sources[name]
+        if name in self._scalars:
+            whole: Tensor = self._open(file).get_tensor(key).reshape(1)
+            return whole[box.relative_to(Box.whole((1,)))]
         part: Tensor = self._open(file).get_slice(key)[box.relative_to(Box.whole(box.stop))]
         return part
 
@@ -76,9 +81,8 @@ class PretrainedState:
         """Name in the file of the tensor that parameter ``name`` is read from."""
         return self._sources[name][1]
 
-    def _renamed(self, model: PreTrainedModel) -> Iterator[tuple[str, tuple[Path, str]]]:
+    def _renamed(self, names: HubNames) -> Iterator[tuple[str, tuple[Path, str]]]:
         """(name in the model, (file, name in the file)) of every tensor that the model wants."""
-        names = HubNames(model)
         unknown = []
         for file in self._shards():
             for key in self._open(file).keys():  # noqa: SIM118  not a mapping

@@ -7,13 +7,14 @@ is an error that lists it (:mod:`planaria.engine.tensor_parallel`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from planaria.recipe import ShardingRules
+from planaria.recipe import ShardingRules, StageRules
 
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1"})
 ROWWISE = frozenset({"o_proj", "out_proj", "down_proj", "fc2"})
@@ -29,6 +30,7 @@ def sharding_rules(model: nn.Module, config: PreTrainedConfig) -> ShardingRules:
         sequence_parallel=tuple(_decoder_stacks(model, units)),
         vocabulary_head="lm_head" if isinstance(getattr(model, "lm_head", None), nn.Linear) else None,
         heads=dict(_counts(config)),
+        sequence_heads={n: count for n, count in _counts(config) if n == "text_config.num_attention_heads"},
     )
 
 
@@ -42,6 +44,31 @@ def _decoder_stacks(model: nn.Module, units: tuple[str, ...]) -> Iterator[tuple[
             first = f"{name}.layers.0"
             if first in units:
                 yield first, f"{name}.norm"
+
+
+def stage_rules(model: nn.Module, positions: Mapping[str, int]) -> StageRules | None:
+    """Pipeline stages are cut between the layers of the decoder: the first runs the vision tower, the projector and
+    the embedding, too, the last the final norm and the head. None for a model without exactly one decoder.
+
+    Args:
+        model: a Hugging Face VLM.
+        positions: positions per sample by module, see :class:`planaria.recipe.StageRules`.
+    """
+    sharding = tuple(name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer))
+    stacks = list(_decoder_stacks(model, sharding))
+    if len(stacks) != 1:
+        return None
+    first, norm = stacks[0]
+    prefix = first.removesuffix("0")
+    head = ("lm_head",) if isinstance(getattr(model, "lm_head", None), nn.Module) else ()
+    return StageRules(tuple(name for name in sharding if name.startswith(prefix)), (norm, *head), positions)
+
+
+def resume(model: nn.Module, hidden: Tensor, kwargs: Mapping[str, Any]) -> Any:
+    """Run ``model`` from ``hidden`` [B, L, H], as if it were its input embeddings, pictures merged in already."""
+    merged = ("input_ids", "pixel_values", "image_")
+    rest = {key: value for key, value in kwargs.items() if not key.startswith(merged)}
+    return model(inputs_embeds=hidden, **rest)
 
 
 def _counts(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:

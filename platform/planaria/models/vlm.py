@@ -16,12 +16,12 @@ from planaria.data.source import open_dataset
 from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import build, initialise
 from planaria.models.pretrained import PretrainedState
-from planaria.models.rules import sharding_rules
+from planaria.models.rules import resume, sharding_rules, stage_rules
 from planaria.objectives.captioning import exact_match, token_loss_sum
-from planaria.recipe import Dataset, MicroBatch, ShardingRules, StateReader
+from planaria.recipe import Dataset, MicroBatch, ShardingRules, StageRules, StateReader
 
 PAD_MULTIPLE = 8
-"""Sequences are padded to a multiple of this and of ``layout.tp``, so that sequence parallelism divides them."""
+"""Sequences are padded to a multiple of this and of tp x cp, so that all ranks get parts of the same length."""
 
 
 class VLMRecipe:
@@ -30,6 +30,8 @@ class VLMRecipe:
     Raises:
         ConfigError: the job has no model section.
     """
+
+    partial_logits = True
 
     def __init__(self, job: JobConfig) -> None:
         if job.model is None:
@@ -77,7 +79,7 @@ class VLMRecipe:
             mean=mean,
             std=std,
             max_length=self.job.data.max_length,
-            pad_multiple=math.lcm(PAD_MULTIPLE, self.job.layout.tp),
+            pad_multiple=math.lcm(PAD_MULTIPLE, self.job.layout.tp * self.job.layout.cp),
         )
 
     def dataset(self, split: str) -> Dataset:
@@ -103,6 +105,17 @@ class VLMRecipe:
 
     def sharding(self, model: nn.Module) -> ShardingRules:
         return sharding_rules(model, self.config)
+
+    def stage_rules(self, model: nn.Module) -> StageRules:
+        text, vision = self.job.data.max_length, build.image_tokens(self.config)
+        rules = stage_rules(model, {"": text, "model.vision_tower": vision, "model.multi_modal_projector": vision})
+        if rules is None:
+            raise ConfigError(f"layout.pp: {type(model).__name__} has no decoder to cut into stages; set layout.pp=1")
+        return rules
+
+    def resume(self, model: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        assert not args  # the losses name their arguments
+        return resume(model, hidden, kwargs)
 
     def lr_scale(self, name: str) -> float:
         return self.job.optim.vision_lr_scale if ".vision_tower." in f".{name}" else 1.0

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from planaria.objectives.cross_entropy import spread_argmax, spread_cross_entropy_sum
+from planaria.recipe import LogitsPart, logits_part
 
 IGNORED = -100
 
 
 def token_loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Sum of the cross-entropies of all target tokens; labels [B, L], -100 where nothing is predicted."""
-    logits_BLV, labels_BL = _shifted(model, batch)
-    return nn.functional.cross_entropy(
-        logits_BLV.flatten(0, 1), labels_BL.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+    """Sum of the cross-entropies of all target tokens; labels [B, L], -100 where nothing is predicted.
+
+    Where ranks share the sequence, that of this rank's positions; see :func:`planaria.recipe.logits_part`.
+    """
+    logits_BLV, labels_BL, part = _predictions(model, batch)
+    logits, labels = logits_BLV.flatten(0, 1), labels_BL.flatten()
+    if part.vocabulary is not None:
+        return spread_cross_entropy_sum(logits, labels, IGNORED, part.vocabulary)
+    return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
 
 
 def exact_match(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -24,18 +32,29 @@ def exact_match(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     Greedy decoding yields the reference if and only if, fed the reference, the model ranks every next token
     of it first; so one forward pass scores a whole answer.
     """
-    logits_BLV, labels_BL = _shifted(model, batch)
-    right_BL = (logits_BLV.argmax(-1) == labels_BL) | (labels_BL == IGNORED)
-    return right_BL.all(dim=1).double()
+    logits_BLV, labels_BL, part = _predictions(model, batch)
+    if part.vocabulary is None:
+        ranked_first_BL = logits_BLV.argmax(-1)
+    else:
+        ranked_first_BL = spread_argmax(logits_BLV.flatten(0, 1), part.vocabulary).view_as(labels_BL)
+    right_BL = (ranked_first_BL == labels_BL) | (labels_BL == IGNORED)
+    right_B = right_BL.all(dim=1).double()
+    if part.sequence is not None:  # a row is right if all its parts are
+        dist.all_reduce(right_B, dist.ReduceOp.MIN, part.sequence)
+    return right_B
 
 
-def _shifted(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _predictions(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, LogitsPart]:
+    """Logits and what each position should predict: the label of the next one, also where another rank has it."""
     out = model(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
         pixel_values=batch["pixel_values"],
         use_cache=False,
     )
-    logits = out.logits[:, :-1]
+    part = logits_part(model)
+    labels_BL = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+    if part.sequence is not None:
+        labels_BL = labels_BL.chunk(part.sequence.size(), dim=1)[part.sequence.rank()]
     # Cross-entropy in at least float32: bf16 logits lose the differences that the loss is made of.
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), batch["labels"][:, 1:]
+    return out.logits.to(torch.promote_types(out.logits.dtype, torch.float32)), labels_BL, part

@@ -12,6 +12,8 @@ from planaria.config import JobConfig
 from planaria.data.builder import EvalBatch
 from planaria.data.plan import micro_batch_plan
 from planaria.engine.protocol import Engine
+from planaria.objectives.retrieval import FeatureEngine, RetrievalScores, retrieve
+from planaria.recipe import ContrastiveRecipe
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,19 @@ class Scores:
     """Expected accuracy of a guess among the answers that each question admits."""
 
 
-def evaluate(engine: Engine, held_out: Callable[[int, int, int], EvalBatch], size: int, job: JobConfig) -> Scores:
-    """Score up to ``job.evaluate.samples`` held-out samples; collective, the same answer on every rank."""
+def evaluate(
+    engine: Engine, held_out: Callable[[int, int, int], EvalBatch], size: int, job: JobConfig
+) -> Scores | RetrievalScores:
+    """Score up to ``job.evaluate.samples`` held-out samples; collective, the same answer on every rank.
+
+    Args:
+        engine: of a recipe that can be scored (:func:`planaria.recipe.is_scored`).
+        held_out: gives indices [start, stop) of the held-out samples in one micro-batch of so many rows.
+        size: how many there are.
+        job: says how many to score.
+    """
+    if isinstance(engine, FeatureEngine) and isinstance(engine.recipe, ContrastiveRecipe):
+        return retrieve(engine, held_out, size, job)
     total = min(job.evaluate.samples, size)
     plan = micro_batch_plan(total, engine.layout.dp, job.train.micro_batch)
     dp_rank = engine.layout.dp_rank(dist.get_rank())

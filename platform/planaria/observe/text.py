@@ -180,10 +180,26 @@ def progress_line(status: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def quarantine_text(nodes: Iterable[Mapping[str, Any]]) -> str | None:
+    """Nodes that were left alone for a while, and why; None if there were none.
+
+    Args:
+        nodes: rows as :meth:`planaria.control.nodes.NodeTrust.listing` makes them.
+    """
+    texts = []
+    for row in nodes:
+        if row.get("times") or row.get("quarantined"):
+            left = f"{duration(row['seconds_left'])} left" if row.get("quarantined") else "over"
+            texts.append(f"{str(row['node'])[:8]} ({row['times']}x, {left}: {row['reason']})")
+    return ", ".join(texts) or None
+
+
 def score_text(evaluation: Mapping[str, Any] | None) -> str | None:
     """The held-out score beside chance, or the share of exact matches where nothing admits a guess."""
     if not evaluation:
         return None
+    if "image_to_text_1" in evaluation:
+        return _retrieval_text(evaluation)
     if evaluation["questions"]:
         accuracy, chance = evaluation["accuracy"], evaluation["chance"]
         ratio = f" ({accuracy / chance:.1f}x)" if chance else ""
@@ -192,3 +208,18 @@ def score_text(evaluation: Mapping[str, Any] | None) -> str | None:
             f"chance is {100 * chance:.1f}%{ratio}"
         )
     return f"{100 * evaluation['exact_match']:.1f}% of {evaluation['samples']} references reproduced in full"
+
+
+def _retrieval_text(evaluation: Mapping[str, Any]) -> str:
+    """Recall both ways beside chance."""
+    depths, samples = (1, 5, 10), evaluation["samples"]
+
+    def percent(shares: Iterable[float]) -> str:
+        return " / ".join(f"{100 * share:.1f}" for share in shares)
+
+    found = "; ".join(
+        f"{name} {percent(evaluation[f'{key}_{depth}'] for depth in depths)}%"
+        for name, key in (("image to text", "image_to_text"), ("text to image", "text_to_image"))
+    )
+    chance = percent(min(1.0, depth / max(1, samples)) for depth in depths)
+    return f"recall at 1 / 5 / 10 among {samples} pairs: {found}; chance is {chance}%"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from planaria.config import LayoutConfig
 from planaria.layout import Layout
+from planaria.planner import pipelines
 
 
 class PlanError(ValueError):
@@ -32,6 +33,10 @@ class ModelFacts:
     tp_divides: Mapping[str, int] = field(default_factory=dict)
     """Counts that the TP degree must divide (attention heads, FFN columns, ...), by the name to show in an error."""
     parameters: int = 0
+    cp_divides: Mapping[str, int] = field(default_factory=dict)
+    """Counts that TP x CP must divide: the query heads of the layers whose sequence CP splits."""
+    stages: int | None = None
+    """Most pipeline stages that the model can be cut into; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,10 @@ class Plan:
     reason: str
 
     @property
-    def tp_groups(self) -> list[tuple[str, ...]]:
-        """The workers of each tensor-parallel group, in order of their ranks."""
-        tp = self.layout.tp
-        return [self.ranks[start : start + tp] for start in range(0, len(self.ranks), tp)]
+    def groups(self) -> list[tuple[str, ...]]:
+        """The workers that work on one slice of the batch together (TP x CP), in order of their ranks."""
+        size = self.layout.tp * self.layout.cp
+        return [self.ranks[start : start + size] for start in range(0, len(self.ranks), size)]
 
 
 def plan(
@@ -67,13 +72,21 @@ def plan(
     fits. Having fallen, it returns to the configured degree once that uses no fewer workers than now: a single
     large node that joins must not idle the rest. TP groups never span nodes.
 
-    **Data parallelism** takes all the rest, one replica per TP group, at most one per sample of the global
+    **Context parallelism** keeps its degree while tp x cp workers fit a node, since its all-to-alls are as frequent as
+    TP's all-reduces; else it falls to the largest divisor that fits, after TP. What is said of TP's return holds for
+    both together.
+
+    **Pipeline parallelism** keeps its degree while there are as many groups of tp x cp, on whatever nodes; else it
+    falls to its largest divisor for which there are, and returns as TP does.
+
+    **Data parallelism** takes all the rest, one replica per pp groups of tp x cp, at most one per sample of the global
     batch. ``dp_replicate`` is the largest divisor of the number of replicas that is not above the preferred one.
 
     **Places.** The same workers in any order give the same plan. A node's ranks are contiguous. With
-    ``previous``, at the same TP degree, a TP group that is whole stays whole, the other survivors keep their
+    ``previous``, at the same TP and CP degrees, a group that is whole stays whole, the other survivors keep their
     place inside their group where the group can be refilled, and groups and nodes keep their order: with
-    TP 1, survivors keep their relative order. So the least state has to move.
+    groups of one, survivors keep their relative order. Stages follow the order of the nodes; with ``previous``, at the
+    same PP degree, groups keep their stage. So the least state has to move.
 
     Args:
         workers: all that are ready, unique by id.
@@ -88,18 +101,21 @@ def plan(
     _check(workers, constraints, facts, global_batch)
     before = {worker: rank for rank, worker in enumerate(previous.ranks)} if previous else {}
     nodes = _by_node(workers, before)
-    tp = _tensor_parallel(constraints.tp, nodes, global_batch, previous)
+    tp, cp = _inside_a_node(constraints, nodes, global_batch, previous)
+    size = tp * cp
 
-    kept = previous.tp_groups if previous and previous.layout.tp == tp else []
+    kept = previous.groups if previous and (previous.layout.tp, previous.layout.cp) == (tp, cp) else []
     seats = {worker: (index, place) for index, group in enumerate(kept) for place, worker in enumerate(group)}
-    groups = [group for members in nodes.values() for group in _groups_of_node(members, tp, seats)]
-    replicas = min(len(groups), global_batch)
-    ranks = tuple(worker for group in groups[:replicas] for worker in group)
+    groups = [group for members in nodes.values() for group in _groups_of_node(members, size, seats)]
+    pp = pipelines.degree(constraints.pp, len(groups), global_batch, previous.layout.pp if previous else None)
+    replicas = min(len(groups) // pp, global_batch)
+    known, world = (before, len(previous.ranks)) if previous and previous.layout.pp == pp else ({}, 0)
+    ranks = tuple(worker for group in pipelines.by_stage(groups, pp, replicas, known, world) for worker in group)
     used = set(ranks)
     spares = tuple(worker for members in nodes.values() for worker in members if worker not in used)
 
     replicate = max(d for d in range(1, min(constraints.dp_replicate, replicas) + 1) if replicas % d == 0)
-    layout = Layout(dp_replicate=replicate, dp_shard=replicas // replicate, tp=tp)
+    layout = Layout(pp=pp, dp_replicate=replicate, dp_shard=replicas // replicate, cp=cp, tp=tp)
     return Plan(layout, ranks, spares, _reason(layout, constraints, nodes, len(groups), global_batch))
 
 
@@ -120,6 +136,23 @@ def _check(workers: Sequence[WorkerSlot], constraints: LayoutConfig, facts: Mode
         raise PlanError(
             f"layout.tp={tp} does not divide the model's {', '.join(wrong)}; "
             f"set layout.tp={below} (possible: {', '.join(map(str, legal))})"
+        )
+    size = tp * constraints.cp
+    wrong = [f"{name}={count}" for name, count in sorted(facts.cp_divides.items()) if count % size]
+    if wrong:
+        largest = max(
+            d for d in range(1, constraints.cp + 1) if not any(n % (tp * d) for n in facts.cp_divides.values())
+        )
+        raise PlanError(
+            f"layout.cp={constraints.cp} with layout.tp={tp}: {size} does not divide the model's {', '.join(wrong)}; "
+            f"set layout.cp={largest}"
+        )
+    stages = constraints.pp * constraints.virtual_stages
+    if constraints.pp > 1 and facts.stages is not None and stages > facts.stages:
+        remedy = max(1, facts.stages // constraints.virtual_stages)
+        raise PlanError(
+            f"layout.pp={constraints.pp} with layout.virtual_stages={constraints.virtual_stages}: {stages} stages, but "
+            f"the model has only {_count(facts.stages, 'layer')} to cut between; set layout.pp={remedy}"
         )
 
 
@@ -144,36 +177,47 @@ def _by_node(workers: Sequence[WorkerSlot], before: Mapping[str, int]) -> dict[s
     return {node: members[node] for node in [*old, *sorted(list(members)[len(old) :], key=_natural)]}
 
 
-def _tensor_parallel(preferred: int, nodes: Mapping[str, list[str]], global_batch: int, previous: Plan | None) -> int:
+def _inside_a_node(
+    preferred: LayoutConfig, nodes: Mapping[str, list[str]], global_batch: int, previous: Plan | None
+) -> tuple[int, int]:
+    """(tp, cp): degrees whose ranks stay in one node."""
     largest = max(map(len, nodes.values()))
-    possible = [d for d in range(1, min(preferred, largest) + 1) if preferred % d == 0]
-    tp = possible[-1]
-    current = previous.layout.tp if previous else tp
-    if current in possible and _usable(nodes, tp, global_batch) < _usable(nodes, current, global_batch):
-        return current
-    return tp
+    tp = _largest_divisor(preferred.tp, largest)
+    cp = _largest_divisor(preferred.cp, largest // tp)
+    if previous:
+        now = previous.layout
+        possible = now.tp * now.cp <= largest and preferred.tp % now.tp == 0 and preferred.cp % now.cp == 0
+        pp = preferred.pp
+        if possible and _usable(nodes, tp * cp, global_batch, pp) < _usable(nodes, now.tp * now.cp, global_batch, pp):
+            return now.tp, now.cp
+    return tp, cp
 
 
-def _usable(nodes: Mapping[str, list[str]], tp: int, global_batch: int) -> int:
-    """How many workers a layout of this TP degree occupies."""
-    return min(sum(len(members) // tp for members in nodes.values()), global_batch) * tp
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(d for d in range(1, min(number, limit) + 1) if number % d == 0)
 
 
-def _groups_of_node(members: list[str], tp: int, seats: Mapping[str, tuple[int, int]]) -> list[tuple[str, ...]]:
-    """As many TP groups as the node can host, those of the previous plan first.
+def _usable(nodes: Mapping[str, list[str]], size: int, global_batch: int, pp: int) -> int:
+    """How many workers a layout with groups of ``size`` occupies."""
+    groups = sum(len(members) // size for members in nodes.values())
+    return pipelines.usable(groups, pipelines.degree(pp, groups, global_batch, None), global_batch) * size
+
+
+def _groups_of_node(members: list[str], size: int, seats: Mapping[str, tuple[int, int]]) -> list[tuple[str, ...]]:
+    """As many groups of ``size`` as the node can host, those of the previous plan first.
 
     ``seats`` holds group and place of every worker in the previous plan.
     """
-    count = len(members) // tp
-    if tp == 1 or not seats:  # survivors come first, in order
-        return [tuple(members[start : start + tp]) for start in range(0, count * tp, tp)]
+    count = len(members) // size
+    if size == 1 or not seats:  # survivors come first, in order
+        return [tuple(members[start : start + size]) for start in range(0, count * size, size)]
     seated = [worker for worker in members if worker in seats]
     # The most complete groups go on; Counter keeps the order of first sight, sorting is stable.
     alive = Counter(seats[worker][0] for worker in seated)
     going_on = sorted(sorted(alive, key=lambda group: -alive[group])[:count])
-    frames: list[list[str | None]] = [[None] * tp for _ in range(count)]
+    frames: list[list[str | None]] = [[None] * size for _ in range(count)]
     frame_of = dict(zip(going_on, frames, strict=False))
-    waiting: list[list[str]] = [[] for _ in range(tp)]  # survivors of groups that are given up, by place
+    waiting: list[list[str]] = [[] for _ in range(size)]  # survivors of groups that are given up, by place
     for worker in seated:
         group, place = seats[worker]
         if group in frame_of:
@@ -192,27 +236,51 @@ def _groups_of_node(members: list[str], tp: int, seats: Mapping[str, tuple[int, 
 def _reason(
     layout: Layout, constraints: LayoutConfig, nodes: Mapping[str, list[str]], groups: int, global_batch: int
 ) -> str:
-    tp, preferred = layout.tp, constraints.tp
+    size, preferred = layout.tp * layout.cp, constraints.tp * constraints.cp
+    degrees = f"tp={layout.tp}" if constraints.cp == 1 else f"tp={layout.tp}, cp={layout.cp}"
+    wanted = f"tp={constraints.tp}" if constraints.cp == 1 else f"tp={constraints.tp}, cp={constraints.cp}"
     total = sum(map(len, nodes.values()))
     parts = [f"{layout}: {layout.world} of {_count(total, 'worker')} on {_count(len(nodes), 'node')}"]
     largest = max(map(len, nodes.values()))
-    if tp < preferred and largest < preferred:
-        parts.append(f"tp={tp} instead of {preferred}: no node has more than {_count(largest, 'worker')}")
-    elif tp < preferred:
-        usable = _usable(nodes, preferred, global_batch)
-        parts.append(f"tp={tp} kept: tp={preferred} could use only {usable} of {total} workers")
+    if size < preferred and largest < preferred:
+        instead = wanted.removeprefix("tp=") if constraints.cp == 1 else wanted
+        parts.append(f"{degrees} instead of {instead}: no node has more than {_count(largest, 'worker')}")
+    elif size < preferred:
+        usable = _usable(nodes, preferred, global_batch, constraints.pp)
+        parts.append(f"{degrees} kept: {wanted} could use only {usable} of {total} workers")
     if layout.dp_replicate < constraints.dp_replicate:
         parts.append(
             f"dp_replicate={layout.dp_replicate} instead of {constraints.dp_replicate}: "
             f"must divide {_count(layout.dp, 'replica')}"
         )
-    if layout.dp < groups:
-        idle = (groups - layout.dp) * tp
+    replicas, over = divmod(groups, layout.pp)
+    if layout.pp < constraints.pp:
+        parts.append(_reason_of_pp(layout, constraints, groups, global_batch))
+    if over:
+        parts.append(
+            f"{_count(over * size, 'spare')}: pp={layout.pp} does not divide {_count(groups, 'group')} of tp x cp"
+        )
+    if layout.dp < replicas:
+        idle = (replicas - layout.dp) * layout.pp * size
         parts.append(f"{_count(idle, 'spare')}: the global batch has {_count(layout.dp, 'sample')}, one per replica")
-    ragged = sum(len(members) % tp for members in nodes.values())
+    ragged = sum(len(members) % size for members in nodes.values())
     if ragged:
-        parts.append(f"{_count(ragged, 'spare')}: tp={tp} does not divide their nodes' workers; layout.tp=1 uses all")
+        remedy = "layout.tp=1 uses" if layout.cp == 1 else "layout.tp=1 and layout.cp=1 use"
+        parts.append(
+            f"{_count(ragged, 'spare')}: {_product(layout)} does not divide their nodes' workers; {remedy} all"
+        )
     return "; ".join(parts)
+
+
+def _reason_of_pp(layout: Layout, constraints: LayoutConfig, groups: int, global_batch: int) -> str:
+    if groups < constraints.pp:
+        return f"pp={layout.pp} instead of {constraints.pp}: only {_count(groups, 'group')} of tp x cp"
+    could = pipelines.usable(groups, constraints.pp, global_batch)
+    return f"pp={layout.pp} kept: pp={constraints.pp} could use only {could} of {_count(groups, 'group')} of tp x cp"
+
+
+def _product(layout: Layout) -> str:
+    return f"tp={layout.tp}" if layout.cp == 1 else f"tp x cp = {layout.tp * layout.cp}"
 
 
 def _count(number: int, noun: str) -> str:

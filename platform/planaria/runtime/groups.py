@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import re
 import socket
 import threading
 from dataclasses import dataclass
@@ -19,10 +20,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from planaria.layout import AXES, Layout
 from planaria.runtime.sockets import Address, ConnectionSet, listening_ports, socket_inodes
 
+_OF_GENERATION = re.compile(r"gen-(\d+)/")
 ALWAYS = ("dp_replicate", "dp_shard", "tp")
 """Axes that every mesh has: FSDP2 and the engine take a group of one as they take any other."""
 
@@ -50,6 +56,14 @@ def host_store(host: str) -> dist.TCPStore:
     listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
     port = listener.getsockname()[1]
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def forget_generations(store: dist.TCPStore, before: int) -> None:
+    """Delete what generations with a number below ``before`` have left in the store."""
+    for key in store.list_keys():
+        name = _OF_GENERATION.match(key)
+        if name is not None and int(name[1]) < before:
+            store.delete_key(key)
 
 
 class Interrupted(RuntimeError):
@@ -170,6 +184,7 @@ class Groups:
     def close(self) -> None:
         """Tear the groups down in the training thread, after every reference to the model is gone."""
         self._mesh = None
+        _forget_meshes()
         gc.collect()
         with self._lock:
             if self._open and dist.is_initialized():
@@ -181,3 +196,16 @@ class Groups:
                 distributed_c10d._world.group_count = 0
             self._open = False
         self._connections.close()
+
+
+def _forget_meshes() -> None:
+    """Empty the caches in which DTensor remembers, for this thread, how it sharded what.
+
+    They hold every mesh that it has met, and meshes hold their groups: each layout would leave the threads and
+    connections of its groups behind.
+    """
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    ShardingPropagator._propagate_tensor_meta_cached.cache_clear()

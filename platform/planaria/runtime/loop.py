@@ -21,7 +21,7 @@ from planaria.data.builder import BuiltSlice, EvalBatch
 from planaria.engine.protocol import Engine, StepResult
 from planaria.objectives.evaluate import evaluate
 from planaria.observe.record import finite
-from planaria.recipe import ScoredRecipe
+from planaria.recipe import is_scored
 from planaria.runtime.keeping import Keeping
 from planaria.runtime.outcome import End
 
@@ -105,7 +105,7 @@ def train(
                 report({"t": "replicas", "step": engine.step_done, **asdict(found)})
     if job.checkpoint.at_end:
         keeping.checkpoint()
-    if job.evaluate.at_end and job.evaluate.samples and isinstance(engine.recipe, ScoredRecipe):
+    if job.evaluate.at_end and job.evaluate.samples and is_scored(engine.recipe):
         asked = itertools.count()
 
         def held_out(start: int, stop: int, rows: int) -> EvalBatch:
@@ -150,6 +150,8 @@ def _step_message(step: int, result: StepResult, waited: float, took: float) -> 
         "lr": result.lr,
         "targets": result.targets,
         "skipped": result.skipped,
+        "overflow": result.overflow,
+        "loss_scale": result.loss_scale,
         "data_wait_s": waited,
         "step_s": took,
         "compute_s": result.compute_s,

@@ -16,6 +16,7 @@ import ray
 import torch
 
 from planaria.config import JobConfig, vault_root
+from planaria.data.batches import Batches
 from planaria.engine.initial import build, first_state
 from planaria.engine.make import make_engine
 from planaria.engine.protocol import Engine
@@ -94,6 +95,7 @@ class Worker:
                 torch.cuda.set_device(self.device)
         bind_gloo(ray.util.get_node_ip_address())
         self._groups: Groups | None = None
+        self._batches = Batches(spec.recipe, spec.job)
         self._feed: LoaderFeed | None = None
         self._loaders: tuple[int, Sequence[Any]] = (0, ())
         self._aborted_upto = self._generation = 0
@@ -142,7 +144,7 @@ class Worker:
             # A traceback keeps the frames, and these the model, alive: the groups could not be torn down.
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
-        self._feed = None
+        self._close_feed()
         groups.close()
         with self._lock:
             self._groups = None
@@ -227,10 +229,22 @@ class Worker:
             generation, changed = self._loaders
             loaders = changed if generation == rendezvous.generation else order.loaders
             feed = LoaderFeed(
-                self.spec.job, rendezvous.layout, rendezvous.rank, loaders, lambda: groups.aborted, order.skips
+                self.spec.job,
+                rendezvous.layout,
+                rendezvous.rank,
+                loaders,
+                self._batches,
+                lambda: groups.aborted,
+                order.skips,
             )
             self._feed = feed
         return feed
+
+    def _close_feed(self) -> None:
+        with self._lock:
+            feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
 
     def stacks(self) -> str:
         """Where this rank is, and the stacks of all Python threads of this process, the training thread first.

@@ -26,8 +26,8 @@ def test_wait_lets_a_starting_cluster_settle():
 
 
 def test_workers_alone_do_not_start_and_are_not_waited_with_for_ever():
-    assert wait(8, 10, limits(wait_s=60), loaders=0) == Wait(50)
-    late = wait(8, 60, limits(wait_s=60), loaders=0)
+    assert wait(8, 10, limits(wait_s=60), data=False) == Wait(50)
+    late = wait(8, 60, limits(wait_s=60), data=False)
     assert isinstance(late, GiveUp)
     assert "no data loader" in late.reason
 

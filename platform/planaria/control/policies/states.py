@@ -38,7 +38,7 @@ _Z, _D, _S = State.RESIZING, State.DRAINING, State.STOPPING
 
 TRANSITIONS: Mapping[tuple[State, State], str] = MappingProxyType(
     {
-        (_W, _F): "enough workers, one loader",
+        (_W, _F): "enough workers, the data opened",
         (_W, _R): "a controller that returned adopts the generation that trains",
         (_W, State.STOPPED): "asked to stop while none trained",
         (_W, State.FAILED): "too few within elastic.wait_s",
@@ -48,7 +48,7 @@ TRANSITIONS: Mapping[tuple[State, State], str] = MappingProxyType(
         (_F, State.FINISHED): "nothing was left to do",
         (_F, State.FAILED): "no legal layout, or no intact checkpoint",
         (_R, _C): "a member lost, silent, hung or failed",
-        (_R, _Z): "a plan over all ready workers uses more",
+        (_R, _Z): "other workers, or more of them, are to have the ranks",
         (_R, _D): "a notice: nodes leave before their deadline",
         (_R, _S): "Ctrl-C, SIGTERM, stop()",
         (_R, State.FINISHED): "all steps done",

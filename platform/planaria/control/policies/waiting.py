@@ -28,7 +28,7 @@ def wait(
     config: ElasticConfig,
     settle_s: float = 0.0,
     quiet_s: float = 0.0,
-    loaders: int = 1,
+    data: bool = True,
 ) -> Start | Wait | GiveUp:
     """Whether to form a generation from the workers that are there.
 
@@ -41,10 +41,10 @@ def wait(
         config: limits.
         settle_s: quiet time to wait for before starting below ``max_workers``.
         quiet_s: seconds since the last worker joined.
-        loaders: data loaders that answer; without one there is nothing to train on.
+        data: whether a loader has opened the data; later, ranks can do without loaders.
     """
     left = config.wait_s - waited_s
-    if ready >= config.min_workers and not loaders:
+    if ready >= config.min_workers and not data:
         if left > 0:
             return Wait(left)
         return GiveUp(

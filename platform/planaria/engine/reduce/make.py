@@ -9,6 +9,7 @@ from planaria.engine.reduce.local_updates import LocalUpdates
 from planaria.engine.reduce.plain import PlainSync
 from planaria.engine.reduce.powersgd import PowerSGD
 from planaria.engine.reduce.protocol import ReplicaSync, Setting
+from planaria.layout import LayoutError
 
 
 def replicas_by_fsdp(config: CommunicationConfig) -> bool:
@@ -17,8 +18,17 @@ def replicas_by_fsdp(config: CommunicationConfig) -> bool:
 
 
 def make_sync(setting: Setting) -> ReplicaSync:
-    """The way that ``setting.config`` asks for."""
+    """The way that ``setting.config`` asks for.
+
+    Raises:
+        LayoutError: it remembers something of each parameter, and pipeline stages do not know all parameters.
+    """
     config = setting.config
+    if setting.layout.pp > 1 and (config.sync_every is not None or config.compression in ("int8", "powersgd")):
+        raise LayoutError(
+            "communication.compression: int8 and powersgd, and communication.sync_every, do not go with pipeline "
+            "parallelism yet; set layout.pp=1, or compression: bf16"
+        )
     if config.sync_every is not None:
         return LocalUpdates(setting, config.sync_every)
     match config.compression:

@@ -15,7 +15,7 @@ from planaria.config import CommunicationConfig
 from planaria.engine.sharded import Shard
 from planaria.engine.wire import Wire
 from planaria.layout import Layout
-from planaria.recipe import StateReader
+from planaria.recipe import StateReader, holds
 from planaria.state.boxes import Box
 
 FAR = "dp_replicate"
@@ -108,13 +108,7 @@ class ReplicaSync(Protocol):
 
 def read_if_held(state: StateReader, tensor: str, box: Box) -> Tensor | None:
     """Part ``box`` of ``tensor``, or None if ``state`` holds no such tensor, as one that older settings wrote."""
-    names = getattr(state, "tensors", None)
-    if names is not None and tensor not in names:
-        return None
-    try:
-        return state.read(tensor, box)
-    except KeyError:
-        return None
+    return state.read(tensor, box) if holds(state, tensor) else None
 
 
 def gradient(shard: Shard) -> Tensor:
