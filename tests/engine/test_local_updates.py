@@ -109,6 +109,7 @@ def test_what_is_kept_after_an_outer_step_goes_on_as_if_nothing_had_been(pool: R
         ({"communication": {"sync_every": 4, "compression": "int8"}}, "remove one of the two"),
         ({"communication": {"sync_every": 4}, "checkpoint": {"every": 8}, "layout": {"pp": 2}}, "sync_every=4"),
         ({"communication": {"compression": "int8"}, "train": {"precision": "fp16"}}, "take bf16"),
+        ({"communication": {"compression": "int8"}, "engine": "deepspeed"}, "set engine.name=native"),
     ],
 )
 def test_what_would_not_be_exact_is_refused(changes: dict[str, Any], message: str) -> None:

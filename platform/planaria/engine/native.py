@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
+from planaria.engine.batches import to_device
 from planaria.engine.bucketed import sum_in_place
 from planaria.engine.compute_time import compute_clock
 from planaria.engine.context_parallel import check_context_parallel
@@ -58,8 +59,6 @@ class NativeEngine:
     """
 
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-        if layout.pp > 1 and layout.cp > 1:
-            raise LayoutError(f"layout {layout}: the native engine does not combine pp with cp; set one of them to 1")
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
         self.step_done = 0
         self.model = build(recipe, job)
@@ -144,6 +143,11 @@ class NativeEngine:
     def joined(self) -> bool:
         """See :attr:`planaria.engine.protocol.Engine.joined`."""
         return self._sync.joined
+
+    @property
+    def pipeline_bounds(self) -> tuple[int, ...] | None:
+        """Which layers each pipeline stage runs (see :class:`planaria.engine.stages.StageCut`); None without stages."""
+        return None if self._staged is None else self._staged.cut.bounds
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -299,13 +303,7 @@ class NativeEngine:
         return found
 
     def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
-        # Arrays from the object store are read-only; torch wants writable memory.
-        tensors = {key: torch.from_numpy(array.copy()) for key, array in batch.arrays.items()}
-        dtype = torch.float64 if self.job.train.precision == "fp64" else None
-        return {
-            key: t.to(self.device, dtype if t.is_floating_point() else None, non_blocking=True)
-            for key, t in tensors.items()
-        }
+        return to_device(batch, self.device, torch.float64 if self.job.train.precision == "fp64" else None)
 
     def _sum_partial_gradients(self) -> None:
         """Add up gradients of whole parameters that saw only part of the work: over ``tp`` those of some heads or
