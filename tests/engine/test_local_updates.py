@@ -107,7 +107,10 @@ def test_what_is_kept_after_an_outer_step_goes_on_as_if_nothing_had_been(pool: R
         ({"communication": {"sync_every": 8}, "checkpoint": {"every": 50}}, "checkpoint.every=50"),
         ({"communication": {"sync_every": 4}, "checkpoint": {"every": 8}, "memory": {"every": 6}}, "memory.every=6"),
         ({"communication": {"sync_every": 4, "compression": "int8"}}, "remove one of the two"),
-        ({"communication": {"sync_every": 4}, "checkpoint": {"every": 8}, "layout": {"pp": 2}}, "sync_every=4"),
+        (
+            {"communication": {"compression": "powersgd"}, "layout": {"pp": 2}, "elastic": {"max_workers": 2}},
+            "compression=powersgd does not go with layout.pp=2",
+        ),
         ({"communication": {"compression": "int8"}, "train": {"precision": "fp16"}}, "take bf16"),
         ({"communication": {"compression": "int8"}, "engine": "deepspeed"}, "set engine.name=native"),
     ],
