@@ -266,6 +266,15 @@ def test_status_of_a_running_job(run_dir):
     assert verdict(run) == "running"
 
 
+def test_status_names_nodes_in_quarantine(run_dir, cli):
+    held = {"event": "quarantined", "text": "node abc gets no work", "node": "abcdef123456", "reason": "it hangs"}
+    with (run_dir / "events.jsonl").open("a") as out:
+        out.write(lines({"time": 8.5, "seconds": 60.0, **held}))
+    (row,) = read_run(run_dir, now=10.0).nodes
+    assert (row["quarantined"], row["seconds_left"], row["times"]) == (True, 58.5, 1)
+    assert "abcdef12 (1x, over: it hangs)" in cli("status", str(run_dir)).output
+
+
 def test_status_of_a_crashed_job(run_dir):
     run = read_run(run_dir, now=1000.0)
     assert "crashed" in verdict(run)

@@ -135,7 +135,11 @@ def test_merge_keys_are_not_duplicates(job):
         ("steps=1", "did you mean train.steps?"),
         ("warmup_step=1", "did you mean optim.schedule.warmup_steps?"),
         ("data.scenes.colors=3", "did you mean data.scenes.colours?"),
-        ("layout.qqq=1", "remove it, or use one of the keys known here: cp, dp_replicate, sequence_parallel, tp"),
+        (
+            "layout.qqq=1",
+            "remove it, or use one of the keys known here: cp, dp_replicate, pipeline_schedule, pp, sequence_parallel, "
+            "tp, virtual_stages",
+        ),
         ("model.path.x=1", "expected text"),
     ],
 )

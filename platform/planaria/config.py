@@ -228,6 +228,8 @@ class LayoutConfig(Section):
                 f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
                 "set pipeline_schedule: interleaved, or virtual_stages: 1"
             )
+        if self.pp > 1 and self.cp > 1:
+            raise ValueError(f"pp={self.pp} and cp={self.cp} cannot be combined yet; set one of them to 1")
         if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
             raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
         return self
@@ -392,6 +394,11 @@ class JobConfig(Section):
             raise ValueError(
                 f"optim.schedule.warmup_steps={self.optim.schedule.warmup_steps} leaves no step of "
                 f"train.steps={self.train.steps}; shorten the warm-up or train longer"
+            )
+        if self.layout.pp > 1 and self.layout.pp * self.layout.tp * self.layout.cp > self.elastic.max_workers:
+            raise ValueError(
+                f"layout.pp={self.layout.pp} x layout.tp={self.layout.tp} x layout.cp={self.layout.cp} needs as many "
+                f"workers, but elastic.max_workers={self.elastic.max_workers}; raise max_workers or lower one of them"
             )
         if self.layout.cp > 1 and self.layout.tp * self.layout.cp > self.elastic.max_workers:
             raise ValueError(

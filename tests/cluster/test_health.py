@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.forms import long_form
 from tests.support.runs import ENDLESS, Run, expected_ids, job, train_with
-from tests.support.sick import PoisonedRecipe, StuckRecipe
+from tests.support.sick import PoisonedRecipe, SlowRecipe, StuckRecipe
 
 from planaria.data.order import indices
 from planaria.data.skips import batch_of
@@ -113,3 +113,32 @@ def test_a_standby_takes_the_place_of_a_worker_that_was_killed(cluster: LocalClu
     assert second["workers"] == ["worker-0", promoted]
     assert (second["layout"], second["source"]) == (first["layout"], "memory")
     assert run.ids() == expected_ids(config, 500, trainer.summary["steps"])
+
+
+@long_form
+def test_a_spare_takes_over_the_rank_of_a_straggler_and_no_step_is_lost(cluster: LocalCluster, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    # Three workers for batches of two samples: one is a spare.
+    config = toy_job(
+        tmp_path,
+        train={"steps": ENDLESS, "global_batch": 2, "micro_batch": 1},
+        elastic={"max_workers": 3, "replace_stragglers": True},
+        checkpoint={"every": 1000},
+    )
+    third, recipe = cluster.add_node(), SlowRecipe(flag=str(flag))
+    try:
+        trainer = train_with(config, {10: flag.touch}, until=lambda run: run.trains_in(2), recipe=recipe)
+    finally:
+        cluster.kill_node(third)
+    run = Run(tmp_path)
+    (taken,) = tmp_path.glob("flag-*")
+    slow = next(e["member"] for e in run.of("joined") if e["pid"] == int(taken.name.rpartition("-")[2]))
+    (replaced,) = run.of("replacing")
+    first, second = run.of("generation")
+    assert replaced["member"] == slow
+    assert first["spares"] == [replaced["by"]]
+    assert second["spares"] == [slow]
+    assert (second["cause"], second["source"]) == ("straggler", "memory")
+    assert not run.of("rollback")
+    assert [row["step"] for row in run.metrics] == list(range(trainer.summary["steps"]))
+    assert run.ids() == expected_ids(config, POINTS, trainer.summary["steps"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.members import placements
+from planaria.control.members import REMEMBERED, Life, Member, Members, placements
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,16 @@ def test_always_the_node_with_the_most_free_places(capacity, carried, wanted):
         assert free[node] == max(free.values()) > 0
         free[node] -= 1
     assert len(chosen) == wanted or all(count < 1 for count in free.values())
+
+
+def test_of_those_that_were_lost_only_the_last_are_remembered() -> None:
+    members = Members("worker")
+    for _ in range(REMEMBERED + 10):
+        ident = members.next_ident()
+        members.add(Member(ident, "a", None))
+        assert members.lose(ident)
+    assert members.get("worker-9") is None
+    assert not members.lose("worker-9")
+    assert members.get("worker-10") is not None
+    assert len(list(members.of(Life.LOST))) == REMEMBERED
+    assert members.next_ident() == f"worker-{REMEMBERED + 10}", "names are never reused"

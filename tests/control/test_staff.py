@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from planaria.config import parse
+from planaria.control import journal
 from planaria.control import staff as module
 from planaria.control.events import Started
 from planaria.control.failure import JobFailed
 from planaria.control.members import Life
+from planaria.control.policies.quarantine import Fault
 from planaria.control.staff import Staff
 from planaria.data.errors import DataError
 from planaria.memory.wire import KeeperAddress
@@ -179,3 +182,39 @@ def test_a_loader_under_notice_stays_until_another_one_is_ready(staff: Staff) ->
     assert not staff.dispensable("loader-0"), "it is not ready yet"
     staff.started(Started(fresh[0].ident, Hello(1, "c")))
     assert staff.dispensable("loader-0")
+
+
+def test_a_machine_in_quarantine_is_recognised_under_another_name_and_after_a_return(staff: Staff, tmp_path) -> None:
+    hosts = {"a": "10.0.0.1", "b": "10.0.0.2", "head": "10.0.0.9"}
+    staff.nodes({"a": 1, "b": 1}, hosts)
+    staff.nodes({"a": 1, "b": 1, "c": 1}, hosts | {"c": "10.0.0.3"})
+    staff.blame("a", Fault.HANG, "worker-0 stood still")
+    rows = [row for row in read_lines(tmp_path / "journal.jsonl") if row["t"] == "quarantined"]
+    assert [(row["node"], row["times"], row["reason"]) for row in rows] == [("a", 1, "worker-0 stood still")]
+
+    hosts = {"a2": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", "head": "10.0.0.9"}
+    staff.nodes({"a2": 1, "b": 1, "c": 1}, hosts)
+    assert [event["node"] for event in read_lines(tmp_path / "events.jsonl") if event["event"] == "recognised"] == [
+        "a2"
+    ]
+    staff.notices({})
+    assert set(staff.leaving) == {"a2"}
+    (row,) = staff.trust.listing(time.monotonic())
+    assert (row["node"], row["quarantined"], row["times"]) == ("a2", True, 1)
+
+    run = journal.run_row("r", 0.0, {})
+    past = journal.read([run, *rows], "r")
+    assert past is not None
+    again = Staff(staff._job, cast(Fleet, StandIn()), RunRecord(tmp_path / "again"), lambda event: None)
+    again.adopt(past, cast(Any, None))
+    assert set(again.leaving) == {"a"}
+    (kept,) = again.trust.listing(time.monotonic())
+    assert kept["quarantined"]
+    assert kept["seconds_left"] == pytest.approx(row["seconds_left"], abs=1.0)
+
+
+def test_several_nodes_at_one_address_are_no_machine(staff: Staff) -> None:
+    staff.nodes({"a": 1, "b": 1, "c": 1}, dict.fromkeys(("head", "a", "b", "c"), "127.0.0.1"))
+    staff.blame("a", Fault.HANG, "worker-0 stood still")
+    staff.nodes({"b": 1, "c": 1, "d": 1}, dict.fromkeys(("head", "b", "c", "d"), "127.0.0.1"))
+    assert not staff.trust.held("d", time.monotonic())

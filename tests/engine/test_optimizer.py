@@ -102,7 +102,7 @@ def test_state_goes_out_and_in_without_a_trace(settings: dict[str, Any]) -> None
     first = ShardedOptimizer(others, _config(**settings), 10, _scale)
     _drive(first, range(3))
     stored = {(key, shard.name): value.clone() for key, shard, value in first.state()}
-    assert {key for key, _ in stored} == set(first._keys())
+    assert {key for key, _ in stored} == set(first.keys)
     second = ShardedOptimizer(others, _config(**settings), 10, _scale)
     second.load(lambda key, shard: stored[key, shard.name], first.updates)
     _drive(second, range(3, 6))

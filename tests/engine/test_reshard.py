@@ -85,3 +85,25 @@ def test_a_checkpoint_holds_every_tensor_once(pool: RankPool, tmp_path: Path) ->
         assert {name: checkpoint.global_shape(name) for name in checkpoint.tensors} == named
         stored = sum(piece.box.numel for name in named for piece in checkpoint.index.tensors[name])
         assert stored == sum(math.prod(shape) for shape in named.values())
+
+
+PIPED = [Layout(pp=2), Layout(dp_shard=2), Layout(pp=2, tp=2), Layout(pp=3)]
+
+
+def test_state_goes_into_pipelines_and_out_of_them(pool: RankPool, tmp_path: Path) -> None:
+    # Embeddings are tied: both ends of the pipeline hold them, one of them stores them.
+    job = vlm_job("llava-siglip-qwen-tiny", optim__lr=3e-3, optim__clip_norm=0.5)
+    ((undisturbed, weights),) = pool.run(Layout(), _leg, job, str(tmp_path / "still"), 0, STEPS * len(PIPED))
+    losses, found = _journey(pool, PIPED, job, tmp_path / "moved")
+    assert losses == pytest.approx(undisturbed, rel=LIMIT)
+    errors = relative_errors(found, assemble([weights]))
+    worst = max((name for name in errors if not name.endswith("k_proj.bias")), key=errors.__getitem__)
+    assert errors[worst] < 1e-8, worst
+    with (
+        Vault(tmp_path / "moved").at(STEPS * len(PIPED)) as piped,
+        Vault(tmp_path / "still").at(STEPS * len(PIPED)) as still,
+    ):
+        assert set(piped.tensors) == set(still.tensors)
+        for name in still.tensors:
+            stored = sum(piece.box.numel for piece in piped.index.tensors[name])
+            assert stored == math.prod(still.global_shape(name)), name

@@ -189,6 +189,13 @@ def test_goodput_is_shown_where_it_is_known():
     assert ("goodput", text.goodput_text(account())) in summary_lines(summary(goodput=account()))
 
 
+def test_nodes_that_were_left_alone_are_in_the_summary():
+    row = {"node": "abcdef123", "quarantined": True, "seconds_left": 30.0, "times": 2, "reason": "it hangs"}
+    shown = dict(summary_lines(summary(nodes=[row, row | {"times": 0, "quarantined": False}])))
+    assert shown["quarantined"] == f"abcdef12 (2x, {text.duration(30.0)} left: it hangs)"
+    assert "quarantined" not in dict(summary_lines(summary()))
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_goodput_table(plain):
     encoding = "ascii" if plain else "utf-8"

@@ -301,6 +301,90 @@ def test_cp_that_the_model_cannot_have():
     )
 
 
+def piped(workers, pp, batch=MANY, tp=1, previous=None, facts=FACTS, virtual=1) -> Plan:
+    schedule = "interleaved" if virtual > 1 else "1f1b"
+    wish = LayoutConfig(tp=tp, pp=pp, virtual_stages=virtual, pipeline_schedule=schedule)
+    return plan(workers, wish, facts, batch, previous)
+
+
+def stages(made: Plan) -> list[set[str]]:
+    size = made.layout.world // made.layout.pp
+    return [set(made.ranks[start : start + size]) for start in range(0, made.layout.world, size)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tp", "pp", "batch", "expected", "why"),
+    [
+        ((4, 4), 2, 2, MANY, Layout(pp=2, dp_shard=2, tp=2), ""),
+        ((2, 2, 2), 2, 2, MANY, Layout(pp=2, tp=2), "2 spares: pp=2 does not divide 3 groups of tp x cp"),
+        ((2,), 2, 4, MANY, Layout(tp=2), "pp=1 instead of 4: only 1 group of tp x cp"),
+        ((3,), 1, 4, MANY, Layout(pp=2), "pp=2 instead of 4: only 3 groups of tp x cp"),
+        ((8,), 1, 2, 3, Layout(pp=2, dp_shard=3), "2 spares: the global batch has 3 samples, one per replica"),
+    ],
+)
+def test_pipelines(sizes, tp, pp, batch, expected, why):
+    made = piped(cluster(*sizes), pp, batch, tp)
+    assert made.layout == expected
+    assert why in made.reason
+
+
+def test_stages_lie_on_different_nodes_and_tp_groups_inside_one():
+    made = piped(cluster(4, 4), 2, tp=2)
+    assert [{worker.split("-")[0] for worker in stage} for stage in stages(made)] == [{"n0"}, {"n1"}]
+
+
+def test_a_fallen_pp_returns_only_when_that_uses_no_fewer_workers():
+    fallen = piped(cluster(1), 2)
+    kept = piped(cluster(1, 1, 1), 2, previous=fallen)
+    assert kept.layout == Layout(dp_shard=3)
+    assert "pp=1 kept: pp=2 could use only 2 of 3 groups of tp x cp" in kept.reason
+    assert piped(cluster(1, 1, 1, 1), 2, previous=kept).layout == Layout(pp=2, dp_shard=2)
+
+
+def test_survivors_keep_their_stage():
+    before = piped(cluster(4, 4), 2)
+    lost = [slot for slot in cluster(4, 4) if slot.id != "n1-w1"]
+    after = piped(lost, 2, previous=before)
+    assert after.layout == Layout(pp=2, dp_shard=3)
+    assert all(now <= then for now, then in zip(stages(after), stages(before), strict=True))
+
+
+@given(clusters(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3, 4]), st.integers(1, 40), st.randoms())
+def test_a_chain_of_losses_and_joins_stays_legal_with_pipelines(workers, tp, pp, batch, rng):
+    made = None
+    for generation in range(4):
+        made = piped(workers, pp, batch, tp, previous=made)
+        node = {slot.id: slot.node for slot in workers}
+        assert Counter(made.ranks + made.spares) == Counter(list(node))
+        assert made.layout.world == len(made.ranks) > 0
+        assert pp % made.layout.pp == 0 and made.layout.dp <= batch
+        assert all(len({node[made.ranks[rank]] for rank in group}) == 1 for group in made.layout.groups("tp"))
+        assert (piped(workers, pp, batch, tp, previous=made).ranks) == made.ranks
+        workers = [slot for slot in workers if rng.random() < 0.8] or workers[:1]
+        workers += [WorkerSlot(f"g{generation}-{i}", f"n{rng.randrange(9)}") for i in range(rng.randrange(4))]
+
+
+def test_more_stages_than_layers():
+    with pytest.raises(PlanError) as caught:
+        piped(cluster(8), 4, facts=ModelFacts(stages=6), virtual=2)
+    assert str(caught.value) == (
+        "layout.pp=4 with layout.virtual_stages=2: 8 stages, but the model has only 6 layers to cut between; "
+        "set layout.pp=3"
+    )
+
+
+def test_ten_thousand_workers_with_pipelines_take_a_tenth_of_a_second():
+    workers = cluster(*[8] * 1250)
+    before = piped(workers, 4, tp=8)
+    survivors = random.Random(0).sample(workers, 9000)
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        piped(survivors, 4, tp=8, previous=before)
+        taken.append(time.perf_counter() - start)
+    assert min(taken) < 0.1
+
+
 @pytest.mark.parametrize("sizes", [[8] * 128, [1024], [1] * 1024])
 def test_a_thousand_workers_take_milliseconds(sizes):
     workers = cluster(*sizes)

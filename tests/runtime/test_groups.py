@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from planaria.layout import Layout
-from planaria.runtime.groups import ALWAYS, Groups, Interrupted, host_store
+from planaria.runtime.groups import ALWAYS, Groups, Interrupted, forget_generations, host_store
 from planaria.runtime.sockets import socket_inodes
 
 RETURN_LIMIT_S = 2.0
@@ -183,3 +183,13 @@ def test_every_axis_is_on_the_mesh(layout: Layout) -> None:
 
 def _axis_sizes(groups: Groups) -> tuple[int, ...]:
     return tuple(groups.mesh.get_group(axis).size() for axis in ("dp_replicate", "dp_shard", "tp"))
+
+
+def test_keys_of_old_generations_are_deleted_and_no_others() -> None:
+    store = host_store("127.0.0.1")
+    for generation in (1, 2, 10, 11):
+        dist.PrefixStore(f"gen-{generation}", store).set("ports/0", "[]")
+    store.set("gen-x/1", "")
+    store.set("other", "")
+    forget_generations(store, 10)
+    assert sorted(store.list_keys()) == ["gen-10/ports/0", "gen-11/ports/0", "gen-x/1", "other"]

@@ -46,14 +46,42 @@ class StuckRecipe(ToyRecipe):
     flag: str = ""
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        if Path(self.flag).exists():
-            try:
-                os.rename(self.flag, f"{self.flag}-{os.getpid()}")
-            except OSError:
-                pass  # another one was faster
-            else:
-                stand_still()
+        if _takes(self.flag):
+            stand_still()
         return super().loss(model, batch)
+
+
+@dataclass
+class SlowRecipe(ToyRecipe):
+    """The first process that finds the file ``flag`` takes it away, and computes slowly from then on."""
+
+    flag: str = ""
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        if _takes(self.flag) or Path(_taken(self.flag)).exists():
+            began = time.thread_time()
+            while time.thread_time() - began < SLOWER_S:
+                pass
+        return super().loss(model, batch)
+
+
+SLOWER_S = 0.1
+"""What a slow process computes more, per micro-batch."""
+
+
+def _taken(flag: str) -> str:
+    return f"{flag}-{os.getpid()}"
+
+
+def _takes(flag: str) -> bool:
+    """Whether this process is the first to find the file."""
+    if not Path(flag).exists():
+        return False
+    try:
+        os.rename(flag, _taken(flag))
+    except OSError:  # another one was faster
+        return False
+    return True
 
 
 def stand_still() -> Any:

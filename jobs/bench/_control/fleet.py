@@ -12,11 +12,11 @@ from planaria.config import JobConfig, parse
 from planaria.control.members import Life, Member, Members, placements
 from planaria.control.nodes import NodeTrust
 from planaria.control.policies import hang as hangs
-from planaria.control.policies import quarantine, standby, straggler
+from planaria.control.policies import quarantine, straggler
 from planaria.control.policies.decisions import Pause
 from planaria.control.policies.drain import Leave, Notice, drain
 from planaria.control.policies.failure import Failure, FailurePolicy, Generation
-from planaria.control.policies.numerics import judge_steps, vote
+from planaria.control.policies.numerics import judge_steps
 from planaria.control.policies.resize import Calm, Grow, growths_undone, resize, settle_time
 from planaria.control.policies.waiting import Start, wait
 from planaria.planner.plan import ModelFacts, Plan, WorkerSlot, plan
@@ -231,7 +231,7 @@ class Fleet:
         settle = settle_time(self.job.elastic.settle_s, CHANGE_S, undone)
         calm = Calm(self.now - self.arrived_at, self.now - self.more_since, settle)
         whole = ready - ready % TP
-        decision = self.watch.time("resize", resize, running, max(whole, running), self.job.elastic, 0, calm)
+        decision = self.watch.time("resize", resize, running, max(whole, running), self.job.elastic, calm)
         if isinstance(decision, Grow) and not self._todo:
             self.grown_at = self.now
             self._todo.append(("grow", False))
@@ -272,18 +272,12 @@ class Fleet:
         self._lose(lost[0])
         self.trust.failed(node, self.now, f"{lost[0]} lost")
         self._judge(node)
-        ready = {node: [self.standbys[node]]} if node in self.standbys and node in self.capacity else {}
-        found = self.watch.time("standby", standby.promote, {node: lost}, ready, self._spares())
-        for place in found.places:
-            if place.kind is standby.Kind.STANDBY:
-                self._ready(place.by, node)
-                del self.standbys[node]
+        if node in self.standbys and node in self.capacity:
+            self._ready(self.standbys.pop(node), node)
         self._todo.append((f"lost {lost[0]}", True))
 
     def _compare(self, node: str) -> None:
         """The node's replica differs from three others."""
-        decision = self.watch.time("vote", vote, {0: "a", 1: "a", 2: "b", 3: "a"})
-        assert decision is not None
         self.trust.blame(node, quarantine.Blame(self.now, quarantine.Fault.CHECKSUM, "its replica differs"))
         self._judge(node)
 

@@ -36,6 +36,8 @@ class RunState:
     bad_samples: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    """Nodes that were quarantined, as far as they are on record."""
     goodput: dict[str, float] | None = None
     """Where the wall time went, as of the last row that was written."""
 
@@ -89,6 +91,7 @@ def read_run(run_dir: str | Path, now: float | None = None) -> RunState:
     accounts = [row for row in _rows(folder / "goodput.jsonl") if float(row.get("time", 0.0)) >= since]
     closing = (run.summary or {}).get("goodput")
     run.goodput = _account(closing) or next((found for row in reversed(accounts) if (found := _account(row))), None)
+    run.nodes = _quarantines(current, time.time() if now is None else now)
     if not over:
         written = [float(row["time"]) for row in (*current[-1:], *rows[-1:]) if "time" in row]
         run.quiet_s = max(0.0, (time.time() if now is None else now) - max(written)) if written else None
@@ -149,6 +152,9 @@ def status(run_dir: str, last: int, picture: str | None = None) -> int:
         if goodput is not None:
             fields.append(("goodput", goodput))
         fields.append(("checkpoint", "none" if run.checkpoint_step is None else f"step {run.checkpoint_step}"))
+        held = as_text.quarantine_text(run.nodes)
+        if held is not None:
+            fields.append(("quarantined", held))
         if run.bad_samples:
             fields.append(("bad samples", str(run.bad_samples)))
     curve = as_text.sparkline(run.losses, 48, plain=plain)
@@ -197,6 +203,24 @@ def _generations(events: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[
             known = rows[row["gen"]]
             known["to_step"] = max(known["to_step"], row["step"] + 1)
     return list(rows.values())
+
+
+def _quarantines(events: Sequence[Mapping[str, Any]], now: float) -> list[dict[str, Any]]:
+    """Rows like the controller's own, from its events."""
+    found: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] == "quarantined" and isinstance(event.get("node"), str):
+            left_s = float(event.get("time", 0.0)) + float(event.get("seconds", 0.0)) - now
+            times = found.get(event["node"], {"times": 0})["times"] + 1
+            reason = str(event.get("reason") or event.get("text", ""))
+            found[event["node"]] = {
+                "node": event["node"],
+                "quarantined": left_s > 0,
+                "seconds_left": max(0.0, left_s),
+                "times": times,
+                "reason": reason,
+            }
+    return list(found.values())
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

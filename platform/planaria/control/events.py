@@ -41,6 +41,8 @@ class NodesSeen:
     """Workers that each node can carry, by node id."""
     leaving: dict[str, float | None] = field(default_factory=dict)
     """Nodes under notice, with the moment (``time.monotonic()``) at which they go; None if nobody said when."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Address of each living node, also of those without a place."""
 
 
 @dataclass(frozen=True)

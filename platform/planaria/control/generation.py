@@ -38,7 +38,7 @@ class Generation:
     lost: dict[str, str] = field(default_factory=dict)
     """Members that vanished, with the evidence."""
     pause_cause: str = ""
-    """State of the job that its workers were asked to pause for."""
+    """What its workers were asked to pause for: resize, drain or straggler."""
     nodes: tuple[str, ...] = ()
     """Node of every rank."""
     token: str = ""

@@ -33,6 +33,8 @@ class Past:
     promoted: set[str] = field(default_factory=set)
     """Standbys that have become workers."""
     lost: set[str] = field(default_factory=set)
+    quarantined: dict[str, tuple[float, int, str]] = field(default_factory=dict)
+    """(end, as ``time.time()``; how many it was; reason) of the newest quarantine of a node."""
     generations: list[Generation] = field(default_factory=list)
     history: list[policy.Generation] = field(default_factory=list)
     """The generations that are over, as the policies see them."""
@@ -62,6 +64,8 @@ def _take(past: Past, row: Mapping[str, Any]) -> None:
             past.promoted.add(row["ident"])
         case "lost":
             past.lost.add(row["ident"])
+        case "quarantined":
+            past.quarantined[row["node"]] = (row["until"], row["times"], row["reason"])
         case "generation":
             past.generations.append(_generation(row))
         case "first_step":
@@ -100,6 +104,11 @@ def skips(rows: Iterable[Mapping[str, Any]]) -> Windows:
 def lost_row(ident: str) -> Row:
     """A process is gone."""
     return {"t": "lost", "ident": ident}
+
+
+def quarantined_row(node: str, until: float, times: int, reason: str) -> Row:
+    """A node gets no work until then (``time.time()``)."""
+    return {"t": "quarantined", "node": node, "until": until, "times": times, "reason": reason}
 
 
 def generation_row(generation: Generation) -> Row:

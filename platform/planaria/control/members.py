@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +13,9 @@ from typing import Any
 from planaria.memory.wire import KeeperAddress
 from planaria.planner.plan import WorkerSlot
 from planaria.runtime.hello import Hello
+
+REMEMBERED = 256
+"""Lost processes that are remembered: late words of theirs come within seconds."""
 
 
 class Life(StrEnum):
@@ -41,12 +45,13 @@ class Member:
 
 
 class Members:
-    """All processes of one kind that were ever started."""
+    """Processes of one kind: those that are there, and the last ones that were lost."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._all: dict[str, Member] = {}
         self._names = 0
+        self._lost: deque[str] = deque()
 
     def next_ident(self) -> str:
         """A name that no process had before: names are never reused, so no late word can be misattributed."""
@@ -71,7 +76,8 @@ class Members:
 
     def of(self, *lives: Life) -> Iterator[Member]:
         """Processes at one of these stations, oldest first."""
-        return (member for member in self._all.values() if member.life in lives)
+        # A list, since the controller is asked for its status by another thread.
+        return (member for member in list(self._all.values()) if member.life in lives)
 
     def lose(self, ident: str) -> bool:
         """Mark a process as lost; False if it was lost already or is unknown."""
@@ -79,6 +85,9 @@ class Members:
         if member is None or member.life is Life.LOST:
             return False
         member.life, member.since = Life.LOST, time.monotonic()
+        self._lost.append(ident)
+        if len(self._lost) > REMEMBERED:
+            self._all.pop(self._lost.popleft(), None)
         return True
 
     def ready(self, ident: str, hello: Hello) -> None:

@@ -103,6 +103,14 @@ class NodeTrust:
         record = self._records.get(node)
         return record is not None and record.held(now)
 
+    def record(self, node: str) -> Record:
+        """What is held against ``node``."""
+        return self._records.get(node, Record())
+
+    def restore(self, node: str, until: float, times: int, reason: str) -> None:
+        """``node`` was quarantined in an earlier life of the controller, for the ``times``-th time."""
+        self._records[node] = Record((), times, until, reason)
+
     def arrived(self, node: str, host: str, now: float) -> bool:
         """A node is new; ``host`` is its address. True if it is a machine with a record, under a new name.
 

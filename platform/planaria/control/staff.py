@@ -11,7 +11,7 @@ import ray
 from planaria.config import JobConfig
 from planaria.control.events import Event, Started
 from planaria.control.failure import JobFailed
-from planaria.control.journal import Past, lost_row, member_row, promoted_row
+from planaria.control.journal import Past, lost_row, member_row, promoted_row, quarantined_row
 from planaria.control.members import Life, Member, Members, placements
 from planaria.control.nodes import NodeTrust
 from planaria.control.policies.drain import Notice
@@ -41,11 +41,15 @@ class Staff:
         """Nodes under notice, and those in quarantine that still carry processes."""
         self.quitting: set[str] = set()
         """Workers that were told, by somebody else, to end."""
+        self.benched: set[str] = set()
+        """Workers that compute too slowly: they get a rank only where nobody else can have it."""
         self.last_arrival = self.last_change = time.monotonic()
         """When a process last came up, and when a worker last came up or was lost."""
         self.trouble = ""
         """Why the last process that could not start did not; empty once a worker came up."""
         self._known_nodes: set[str] = set()
+        self._hosts: dict[str, str] = {}
+        """Address of every living node, by its name."""
         self._loader_failures = 0
 
     def slots(self) -> list[WorkerSlot]:
@@ -110,12 +114,13 @@ class Staff:
 
     def _promote(self, staying: dict[str, int]) -> None:
         """Have standbys take the places of workers of their nodes that are gone: that costs no process start."""
+        carried = self.workers.per_node()
+        counted = sum(count for node, count in carried.items() if node in staying)
         for standby in list(self.standbys.of(Life.READY)):
-            carried = self.workers.per_node()
-            counted = sum(count for node, count in carried.items() if node in staying)
             free = staying.get(standby.node, 0) - carried.get(standby.node, 0)
             if free < 1 or counted >= self._job.elastic.max_workers:
                 continue
+            carried[standby.node], counted = carried.get(standby.node, 0) + 1, counted + 1
             self._record.journal(promoted_row(standby.ident))
             member = self.standbys.remove(standby.ident)
             gone = [m for m in self.workers.of(Life.LOST) if m.node == member.node and m.gpus]
@@ -165,6 +170,11 @@ class Staff:
 
     def adopt(self, past: Past, beacon: BeaconAddress) -> None:
         """Find the processes of an earlier life of the controller again; each answers as if it had just started."""
+        ahead, now = time.monotonic() - time.time(), time.monotonic()
+        for node, (until, times, reason) in past.quarantined.items():
+            self.trust.restore(node, until + ahead, times, reason)
+            if self.trust.held(node, now):
+                self.leaving[node] = Notice(None, "quarantine", now)
         for ident, node in past.members.items():
             members, member = self._kind(ident), Member(ident, node, None)
             members.add(member)
@@ -288,13 +298,22 @@ class Staff:
             text = f"node {node[:8]} gets no work for {decision.until - now:.0f} s: {decision.reason}"
             if decision.short:
                 text += f"; {decision.left} places are left, so the job has to wait"
-            self._record.event("quarantined", text, node=node, seconds=decision.until - now)
+            times = self.trust.record(node).sentences
+            self._record.journal(quarantined_row(node, time.time() + decision.until - now, times, decision.reason))
+            fields = {"seconds": decision.until - now, "reason": decision.reason}
+            self._record.event("quarantined", text, node=node, **fields)
         elif isinstance(decision, Tolerate):
             text = f"node {node[:8]} would be left alone ({decision.reason}), but the job needs it"
             self._record.event("tolerated", text, node=node)
 
-    def nodes(self, capacity: dict[str, int]) -> list[tuple[str, str]]:
-        """Take a look at the cluster in; returns the processes (with the reason) whose nodes have left."""
+    def nodes(self, capacity: dict[str, int], hosts: dict[str, str] | None = None) -> list[tuple[str, str]]:
+        """Take a look at the cluster in; returns the processes (with the reason) whose nodes have left.
+
+        Args:
+            capacity: workers that each node can carry.
+            hosts: address of each living node, also of those without a place; without it no machine is recognised
+                that comes back under another name.
+        """
         for node in set(capacity) - set(self.capacity):
             if node not in self._known_nodes:
                 self._known_nodes.add(node)
@@ -306,7 +325,23 @@ class Staff:
             self.trust.left(node, time.monotonic())
             orphans += [(member.ident, f"its node {node[:8]} left") for member in self.on_nodes([node])]
         self.capacity = capacity
+        self._recognise(hosts or {})
         return orphans
+
+    def _recognise(self, hosts: dict[str, str]) -> None:
+        """Find machines that come back under another name, with what is held against them."""
+        now = time.monotonic()
+        for node in set(self._hosts) - set(hosts):  # first: a machine may leave and return between two looks
+            self.trust.left(node, now)
+        before, self._hosts = self._hosts, dict(hosts)
+        for node in set(hosts) - set(before):
+            if self.trust.arrived(node, hosts[node], now):
+                record, left_s = self.trust.record(node), self.trust.record(node).until - now
+                what = f"gets no work for another {left_s:.0f} s" if left_s > 0 else "is watched"
+                text = f"node {node[:8]} is a machine with a record ({record.reason or 'failures'}): it {what}"
+                self._record.event("recognised", text, node=node, seconds=max(0.0, left_s))
+                if left_s > 0:
+                    self.leaving[node] = Notice(None, "quarantine", now)
 
     def end_all(self) -> None:
         """End every process."""

@@ -28,6 +28,8 @@ class Status:
     checkpoint_step: int | None = None
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of shared memory in use, by node."""
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    """Nodes in quarantine or with something against them, see :meth:`planaria.control.nodes.NodeTrust.listing`."""
     bad_samples: int = 0
     last_event: str = ""
     generations: list[dict[str, Any]] = field(default_factory=list)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from planaria.config import ConfigError, JobConfig
 from planaria.engine.context_parallel import check_context_parallel
 from planaria.engine.initial import build
 from planaria.engine.tensor_parallel import ShardingError, check_divides
 from planaria.planner.plan import ModelFacts
-from planaria.recipe import Recipe
+from planaria.recipe import Recipe, StagedRecipe
 
 
 def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
-    """Counts that tensor and context parallelism must divide, and the number of parameters.
+    """Counts that tensor and context parallelism must divide, the number of parameters, and of possible stages.
 
     Raises:
         ConfigError: a configured degree does not fit the model.
@@ -32,4 +34,23 @@ def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
         tp_divides=dict(rules.heads),
         parameters=sum(p.numel() for p in model.parameters()),
         cp_divides=dict(rules.sequence_heads),
+        stages=_stages(recipe, model, job),
     )
+
+
+def _stages(recipe: Recipe, model: nn.Module, job: JobConfig) -> int | None:
+    """Most stages that the model can be cut into; looked at only where the job wants some."""
+    if job.layout.pp == 1:
+        return None
+    if not isinstance(recipe, StagedRecipe):
+        raise ConfigError(
+            f"layout.pp: {job.layout.pp}, but {type(recipe).__name__} does not say where its model may be cut into "
+            "stages; implement stage_rules() and resume() (planaria.recipe.StagedRecipe), or set layout.pp=1"
+        )
+    layers, wanted = len(recipe.stage_rules(model).layers), job.layout.pp * job.layout.virtual_stages
+    if wanted > layers:
+        raise ConfigError(
+            f"layout.pp: {job.layout.pp} with virtual_stages={job.layout.virtual_stages} makes {wanted} stages, but "
+            f"the model has {layers} layers to cut between; set layout.pp={max(1, layers // job.layout.virtual_stages)}"
+        )
+    return layers

@@ -41,6 +41,8 @@ class ShardedOptimizer:
         for group in groups:
             key = (float(group["lr"]), float(group["weight_decay"]))  # type: ignore[arg-type]
             merged.setdefault(key, group | {"params": []})["params"].extend(group["params"])  # type: ignore[attr-defined]
+        if not merged:  # a pipeline stage of which nothing trains
+            merged[(config.lr, 0.0)] = {"params": [], "lr": config.lr}
         self._peak = [lr for lr, _ in merged]
         self.updates = 0
         """Updates applied so far: fewer than the steps done where a step was skipped. Sets Adam's bias correction."""

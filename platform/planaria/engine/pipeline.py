@@ -17,7 +17,7 @@ from torch.distributed.fsdp._fully_shard._fully_shard import FSDPState
 
 from planaria.engine.mail import Mail
 from planaria.engine.passes import At
-from planaria.engine.split_backward import Postponed, SplitLinear
+from planaria.engine.split_backward import Postponed, postpone_weights
 from planaria.engine.staged_model import StagedModel
 from planaria.planner.schedules import Action, Kind, orders
 from planaria.recipe import Recipe, ScoredRecipe
@@ -58,6 +58,8 @@ class PipelinedPasses:
         self._cut = staged.cut
         self._mail = Mail(group, device)
         self._later = Postponed()
+        if schedule == "zero_bubble":
+            postpone_weights(staged.model, self._later)
 
     def run(self, batches: Sequence[Batch], scale: float, at: At) -> Tensor:
         """See :meth:`planaria.engine.passes.Passes.run`; the loss is known to the last stage alone."""
@@ -124,11 +126,7 @@ class PipelinedPasses:
         def loss(model: nn.Module) -> Tensor:
             return self._recipe.loss(model, batch)
 
-        if self._schedule == "zero_bubble":
-            with SplitLinear(self._later):
-                out = self._staged.run(action.stage, hidden, loss)
-        else:
-            out = self._staged.run(action.stage, hidden, loss)
+        out = self._staged.run(action.stage, hidden, loss)
         if action.stage == self._cut.stages - 1:
             return out * scale, out.detach().double()
         self._give_hidden(action, out, batch)
@@ -137,8 +135,7 @@ class PipelinedPasses:
     def _backward_of_input(self, out: Tensor, grad: Tensor | None) -> list[Callable[[], None]]:
         """What is left to do for the gradients of weights."""
         self._later.collect()
-        with SplitLinear(self._later):  # for what is computed again in the backward pass
-            _backward(out, grad)
+        _backward(out, grad)
         return self._later.take()
 
     # -- messages --------------------------------------------------------------------------------

@@ -8,13 +8,15 @@ After the weight-gradient store of zero-bubble pipelines (Qi et al., arXiv:2401.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.overrides import TorchFunctionMode
+
+from planaria.engine.tensor_parallel import RowLinear
 
 
 class Postponed:
@@ -73,24 +75,24 @@ class _Linear(Function):
         return to_x, to_weight, to_bias, None
 
 
-class SplitLinear(TorchFunctionMode):
-    """While active, linear layers postpone their weights' gradients to ``later`` if it collects."""
+def postpone_weights(model: nn.Module, later: Postponed) -> None:
+    """Let the linear layers of ``model`` postpone their weights' gradients whenever ``later`` collects.
 
-    def __init__(self, later: Postponed) -> None:
-        super().__init__()
-        self._later = later
+    After tensor parallelism. Modules keep class, name and hooks; only the product that they compute is replaced.
+    """
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.linear and torch.is_grad_enabled():
-            x, weight, bias = _arguments(*args, **kwargs)
-            # Only leaves have a .grad to add to; what is computed from parameters takes the ordinary way.
-            if isinstance(weight, nn.Parameter) and weight.requires_grad:
-                return _Linear.apply(x, weight, bias, self._later)
-        return func(*args, **kwargs)
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Only leaves have a .grad to add to; what is computed from parameters takes the ordinary way.
+        if torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and weight.requires_grad:
+            out: Tensor = _Linear.apply(x, weight, bias, later)
+            return out
+        return nn.functional.linear(x, weight, bias)
 
+    def forward(module: nn.Linear, input: Tensor) -> Tensor:
+        return product(input, module.weight, module.bias)
 
-def _arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    return input, weight, bias
+    for module in model.modules():
+        if isinstance(module, RowLinear):
+            module.product = product
+        elif isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+            module.forward = partial(forward, module)  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ Parameters stay plain tensors; :class:`TPCut` records how each local tensor sits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,10 @@ class RowLinear(nn.Linear):
 
     group: dist.ProcessGroup
     sequence: bool = False
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
 
     def forward(self, input: Tensor) -> Tensor:
-        partial = nn.functional.linear(input, self.weight)
+        partial = self.product(input, self.weight)
         out = (c.scatter_partial_sequence if self.sequence else c.reduce_from_tp)(partial, self.group)
         return out if self.bias is None else out + self.bias
 

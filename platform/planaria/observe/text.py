@@ -180,6 +180,20 @@ def progress_line(status: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def quarantine_text(nodes: Iterable[Mapping[str, Any]]) -> str | None:
+    """Nodes that were left alone for a while, and why; None if there were none.
+
+    Args:
+        nodes: rows as :meth:`planaria.control.nodes.NodeTrust.listing` makes them.
+    """
+    texts = []
+    for row in nodes:
+        if row.get("times") or row.get("quarantined"):
+            left = f"{duration(row['seconds_left'])} left" if row.get("quarantined") else "over"
+            texts.append(f"{str(row['node'])[:8]} ({row['times']}x, {left}: {row['reason']})")
+    return ", ".join(texts) or None
+
+
 def score_text(evaluation: Mapping[str, Any] | None) -> str | None:
     """The held-out score beside chance, or the share of exact matches where nothing admits a guess."""
     if not evaluation:

@@ -269,6 +269,9 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines.append(("checkpoint", "none" if step is None else f"step {step}"))
     if summary["bad_samples"]:
         lines.append(("bad samples", f"{summary['bad_samples']}, each replaced (events.jsonl names them)"))
+    held = as_text.quarantine_text(summary.get("nodes", ()))
+    if held is not None:
+        lines.append(("quarantined", held))
     lines.append(("run directory", str(summary["run_dir"])))
     return lines
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from planaria.config import LayoutConfig
 from planaria.layout import Layout
+from planaria.planner import pipelines
 
 
 class PlanError(ValueError):
@@ -34,6 +35,8 @@ class ModelFacts:
     parameters: int = 0
     cp_divides: Mapping[str, int] = field(default_factory=dict)
     """Counts that TP x CP must divide: the query heads of the layers whose sequence CP splits."""
+    stages: int | None = None
+    """Most pipeline stages that the model can be cut into; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,17 @@ def plan(
     TP's all-reduces; else it falls to the largest divisor that fits, after TP. What is said of TP's return holds for
     both together.
 
-    **Data parallelism** takes all the rest, one replica per group of tp x cp, at most one per sample of the global
+    **Pipeline parallelism** keeps its degree while there are as many groups of tp x cp, on whatever nodes; else it
+    falls to its largest divisor for which there are, and returns as TP does.
+
+    **Data parallelism** takes all the rest, one replica per pp groups of tp x cp, at most one per sample of the global
     batch. ``dp_replicate`` is the largest divisor of the number of replicas that is not above the preferred one.
 
     **Places.** The same workers in any order give the same plan. A node's ranks are contiguous. With
     ``previous``, at the same TP and CP degrees, a group that is whole stays whole, the other survivors keep their
     place inside their group where the group can be refilled, and groups and nodes keep their order: with
-    groups of one, survivors keep their relative order. So the least state has to move.
+    groups of one, survivors keep their relative order. Stages follow the order of the nodes; with ``previous``, at the
+    same PP degree, groups keep their stage. So the least state has to move.
 
     Args:
         workers: all that are ready, unique by id.
@@ -100,13 +107,15 @@ def plan(
     kept = previous.groups if previous and (previous.layout.tp, previous.layout.cp) == (tp, cp) else []
     seats = {worker: (index, place) for index, group in enumerate(kept) for place, worker in enumerate(group)}
     groups = [group for members in nodes.values() for group in _groups_of_node(members, size, seats)]
-    replicas = min(len(groups), global_batch)
-    ranks = tuple(worker for group in groups[:replicas] for worker in group)
+    pp = pipelines.degree(constraints.pp, len(groups), global_batch, previous.layout.pp if previous else None)
+    replicas = min(len(groups) // pp, global_batch)
+    known, world = (before, len(previous.ranks)) if previous and previous.layout.pp == pp else ({}, 0)
+    ranks = tuple(worker for group in pipelines.by_stage(groups, pp, replicas, known, world) for worker in group)
     used = set(ranks)
     spares = tuple(worker for members in nodes.values() for worker in members if worker not in used)
 
     replicate = max(d for d in range(1, min(constraints.dp_replicate, replicas) + 1) if replicas % d == 0)
-    layout = Layout(dp_replicate=replicate, dp_shard=replicas // replicate, cp=cp, tp=tp)
+    layout = Layout(pp=pp, dp_replicate=replicate, dp_shard=replicas // replicate, cp=cp, tp=tp)
     return Plan(layout, ranks, spares, _reason(layout, constraints, nodes, len(groups), global_batch))
 
 
@@ -137,6 +146,13 @@ def _check(workers: Sequence[WorkerSlot], constraints: LayoutConfig, facts: Mode
         raise PlanError(
             f"layout.cp={constraints.cp} with layout.tp={tp}: {size} does not divide the model's {', '.join(wrong)}; "
             f"set layout.cp={largest}"
+        )
+    stages = constraints.pp * constraints.virtual_stages
+    if constraints.pp > 1 and facts.stages is not None and stages > facts.stages:
+        remedy = max(1, facts.stages // constraints.virtual_stages)
+        raise PlanError(
+            f"layout.pp={constraints.pp} with layout.virtual_stages={constraints.virtual_stages}: {stages} stages, but "
+            f"the model has only {_count(facts.stages, 'layer')} to cut between; set layout.pp={remedy}"
         )
 
 
@@ -171,7 +187,8 @@ def _inside_a_node(
     if previous:
         now = previous.layout
         possible = now.tp * now.cp <= largest and preferred.tp % now.tp == 0 and preferred.cp % now.cp == 0
-        if possible and _usable(nodes, tp * cp, global_batch) < _usable(nodes, now.tp * now.cp, global_batch):
+        pp = preferred.pp
+        if possible and _usable(nodes, tp * cp, global_batch, pp) < _usable(nodes, now.tp * now.cp, global_batch, pp):
             return now.tp, now.cp
     return tp, cp
 
@@ -180,9 +197,10 @@ def _largest_divisor(number: int, limit: int) -> int:
     return max(d for d in range(1, min(number, limit) + 1) if number % d == 0)
 
 
-def _usable(nodes: Mapping[str, list[str]], size: int, global_batch: int) -> int:
+def _usable(nodes: Mapping[str, list[str]], size: int, global_batch: int, pp: int) -> int:
     """How many workers a layout with groups of ``size`` occupies."""
-    return min(sum(len(members) // size for members in nodes.values()), global_batch) * size
+    groups = sum(len(members) // size for members in nodes.values())
+    return pipelines.usable(groups, pipelines.degree(pp, groups, global_batch, None), global_batch) * size
 
 
 def _groups_of_node(members: list[str], size: int, seats: Mapping[str, tuple[int, int]]) -> list[tuple[str, ...]]:
@@ -228,15 +246,22 @@ def _reason(
         instead = wanted.removeprefix("tp=") if constraints.cp == 1 else wanted
         parts.append(f"{degrees} instead of {instead}: no node has more than {_count(largest, 'worker')}")
     elif size < preferred:
-        usable = _usable(nodes, preferred, global_batch)
+        usable = _usable(nodes, preferred, global_batch, constraints.pp)
         parts.append(f"{degrees} kept: {wanted} could use only {usable} of {total} workers")
     if layout.dp_replicate < constraints.dp_replicate:
         parts.append(
             f"dp_replicate={layout.dp_replicate} instead of {constraints.dp_replicate}: "
             f"must divide {_count(layout.dp, 'replica')}"
         )
-    if layout.dp < groups:
-        idle = (groups - layout.dp) * size
+    replicas, over = divmod(groups, layout.pp)
+    if layout.pp < constraints.pp:
+        parts.append(_reason_of_pp(layout, constraints, groups, global_batch))
+    if over:
+        parts.append(
+            f"{_count(over * size, 'spare')}: pp={layout.pp} does not divide {_count(groups, 'group')} of tp x cp"
+        )
+    if layout.dp < replicas:
+        idle = (replicas - layout.dp) * layout.pp * size
         parts.append(f"{_count(idle, 'spare')}: the global batch has {_count(layout.dp, 'sample')}, one per replica")
     ragged = sum(len(members) % size for members in nodes.values())
     if ragged:
@@ -245,6 +270,13 @@ def _reason(
             f"{_count(ragged, 'spare')}: {_product(layout)} does not divide their nodes' workers; {remedy} all"
         )
     return "; ".join(parts)
+
+
+def _reason_of_pp(layout: Layout, constraints: LayoutConfig, groups: int, global_batch: int) -> str:
+    if groups < constraints.pp:
+        return f"pp={layout.pp} instead of {constraints.pp}: only {_count(groups, 'group')} of tp x cp"
+    could = pipelines.usable(groups, constraints.pp, global_batch)
+    return f"pp={layout.pp} kept: pp={constraints.pp} could use only {could} of {_count(groups, 'group')} of tp x cp"
 
 
 def _product(layout: Layout) -> str:

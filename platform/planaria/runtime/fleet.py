@@ -75,18 +75,20 @@ class Fleet:
         self._seat_class = actor_class(Seat, max_concurrency=2)
         self._keeper_class = actor_class(KeeperActor, num_cpus=0)
 
-    def capacity(self, suspects: Collection[str] = ()) -> dict[str, int]:
-        """Node id -> workers it can carry, for every living node.
+    def look(self, suspects: Collection[str] = ()) -> tuple[dict[str, int], dict[str, str]]:
+        """(node id -> workers it can carry, node id -> its address), of living nodes; the first of those with places.
 
         Ray believes a dead node alive for ten seconds and more; of ``suspects`` the raylet's port is asked.
         """
-        return {
-            node["NodeID"]: places
+        living = [
+            node
             for node in ray.nodes()
             if node["Alive"]
-            and (places := self._scaling.places(node["Resources"])) > 0
             and (node["NodeID"] not in suspects or _listens(node["NodeManagerAddress"], node["NodeManagerPort"]))
-        }
+        ]
+        places = {node["NodeID"]: self._scaling.places(node["Resources"]) for node in living}
+        hosts = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in living}
+        return {node: count for node, count in places.items() if count > 0}, hosts
 
     @property
     def standbys(self) -> int:
@@ -171,12 +173,13 @@ class Fleet:
 
 
 class NodeWatch:
-    """Looks at the cluster every ``interval_s``; tells what each node can carry, and which are about to leave."""
+    """Looks at the cluster every ``interval_s``; tells what each node can carry, which are about to leave, and where
+    each node is."""
 
     def __init__(
         self,
         fleet: Fleet,
-        tell: Callable[[dict[str, int], dict[str, float | None]], None],
+        tell: Callable[[dict[str, int], dict[str, float | None], dict[str, str]], None],
         suspects: Callable[[], Collection[str]],
         interval_s: float = 1.0,
     ) -> None:
@@ -193,7 +196,8 @@ class NodeWatch:
     def _watch(self) -> None:
         while True:
             with contextlib.suppress(Exception):  # a look that fails is followed by another
-                self._tell(self._fleet.capacity(self._suspects()), self._fleet.notices())
+                capacity, hosts = self._fleet.look(self._suspects())
+                self._tell(capacity, self._fleet.notices(), hosts)
             if self._closed.wait(self._interval):
                 return
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import re
 import socket
 import threading
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from planaria.layout import AXES, Layout
 from planaria.runtime.sockets import Address, ConnectionSet, listening_ports, socket_inodes
 
+_OF_GENERATION = re.compile(r"gen-(\d+)/")
 ALWAYS = ("dp_replicate", "dp_shard", "tp")
 """Axes that every mesh has: FSDP2 and the engine take a group of one as they take any other."""
 
@@ -54,6 +56,14 @@ def host_store(host: str) -> dist.TCPStore:
     listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
     port = listener.getsockname()[1]
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def forget_generations(store: dist.TCPStore, before: int) -> None:
+    """Delete what generations with a number below ``before`` have left in the store."""
+    for key in store.list_keys():
+        name = _OF_GENERATION.match(key)
+        if name is not None and int(name[1]) < before:
+            store.delete_key(key)
 
 
 class Interrupted(RuntimeError):

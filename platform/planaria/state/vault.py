@@ -205,6 +205,8 @@ class Vault:
 
     def _sound(self, name: FolderName, identity: str) -> bool:
         known = (str(name), identity) in self._verified
+        if known and not self._deep_removal:
+            return True  # looked at before, under this name and identity
         try:
             self._open(name, deep=self._deep_removal and not known).close()
         except StorageUnavailable:

@@ -1,4 +1,4 @@
-"""Numerical faults: patience, one way back, and a vote."""
+"""Numerical faults: patience, and one way back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.policies.decisions import GiveUp
-from planaria.control.policies.numerics import Agreed, Odd, Proceed, RollBack, Undecided, judge_steps, vote
+from planaria.control.policies.numerics import Proceed, RollBack, judge_steps
 
 
 def test_single_skips_are_nothing():
@@ -68,28 +68,3 @@ def test_a_job_rolls_back_no_more_often_than_it_has_states():
             break
         before.append(decision)
     assert len(before) == 1
-
-
-def test_vote():
-    assert vote({}) == Agreed()
-    assert vote({0: "a", 1: "a", 2: None}) == Agreed()
-    assert vote({0: "a", 1: "b", 2: "a"}) == Odd((1,), "a")
-    assert vote({0: "a", 1: "b", 2: "a", 3: "a", 4: "c"}) == Odd((1, 4), "a")
-    assert vote({0: "a", 1: "b"}) == Undecided(((0,), (1,)))
-    assert vote({0: "b", 1: "b", 2: "a", 3: "a"}) == Undecided(((0, 1), (2, 3)))
-    assert vote({0: "c", 1: "b", 2: "a"}) == Undecided(((0,), (1,), (2,)))
-    assert vote({0: "a", 1: "a", 2: "b", 3: None}) == Undecided(((0, 1), (2,)))
-
-
-@given(st.dictionaries(st.integers(0, 8), st.none() | st.sampled_from("abc")))
-def test_no_majority_member_is_ever_odd(digests):
-    decision = vote(digests)
-    if isinstance(decision, Odd):
-        majority = [rank for rank, digest in digests.items() if digest == decision.digest]
-        assert 2 * len(majority) > len(digests) and not set(majority) & set(decision.ranks)
-        assert all(digests[rank] not in (None, decision.digest) for rank in decision.ranks)
-    elif isinstance(decision, Undecided):
-        assert sum(map(len, decision.groups)) == sum(digest is not None for digest in digests.values())
-        assert all(2 * len(group) <= len(digests) for group in decision.groups)
-    else:
-        assert len({digest for digest in digests.values() if digest is not None}) <= 1

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.config import ElasticConfig
-from planaria.control.policies.decisions import Keep, Pause
+from planaria.control.policies.decisions import Keep
 from planaria.control.policies.resize import (
     LONGEST_SETTLE_S,
     PATIENCE,
     Calm,
     Grow,
-    Shrink,
     growths_undone,
     resize,
     settle_time,
@@ -27,34 +26,27 @@ def limits(low: int = 2, high: int = 8) -> ElasticConfig:
 
 
 @pytest.mark.parametrize(
-    ("running", "ready", "leaving", "expected"),
+    ("running", "ready", "expected"),
     [
-        (4, 4, 0, Keep()),
-        (4, 6, 0, Grow(6)),
-        (4, 20, 0, Grow(8)),
-        (8, 20, 0, Keep()),
-        (8, 20, 5, Keep()),
-        (4, 3, 0, Shrink(3)),
-        (4, 4, 1, Shrink(3)),
-        (4, 5, 1, Keep()),
-        (4, 6, 1, Grow(5)),
-        (12, 12, 0, Shrink(8)),
-        (4, 4, 3, Pause(1)),
-        (4, 4, 4, Pause(0)),
-        (2, 1, 0, Pause(1)),
-        (2, 0, 1, Pause(0)),
+        (4, 4, Keep()),
+        (4, 6, Grow(6)),
+        (4, 20, Grow(8)),
+        (8, 20, Keep()),
+        (4, 3, Keep()),
+        (12, 12, Keep()),
+        (2, 0, Keep()),
     ],
 )
-def test_resize(running, ready, leaving, expected):
-    assert resize(running, ready, limits(), leaving) == expected
+def test_resize(running, ready, expected):
+    assert resize(running, ready, limits()) == expected
 
 
 def test_resize_is_stable_and_within_limits():
-    for running, ready, leaving in itertools.product(range(12), range(12), range(4)):
-        decision = resize(running, ready, limits(), leaving)
-        if isinstance(decision, Grow | Shrink):
-            assert 2 <= decision.workers <= 8
-            assert resize(decision.workers, ready, limits(), leaving) == Keep()
+    for running, ready in itertools.product(range(12), range(12)):
+        decision = resize(running, ready, limits())
+        if isinstance(decision, Grow):
+            assert running < decision.workers <= 8
+            assert resize(decision.workers, ready, limits()) == Keep()
 
 
 @pytest.mark.parametrize(
@@ -66,8 +58,7 @@ def test_resize_is_stable_and_within_limits():
         (20, Calm(quiet_s=0, waiting_s=0, settle_s=5), Grow(8)),
         (6, Calm(quiet_s=0, waiting_s=PATIENCE * 5, settle_s=5), Grow(6)),
         (6, Calm(quiet_s=0, waiting_s=0, settle_s=0), Grow(6)),
-        (3, Calm(quiet_s=0, waiting_s=0, settle_s=5), Shrink(3)),
-        (1, Calm(quiet_s=0, waiting_s=0, settle_s=5), Pause(1)),
+        (3, Calm(quiet_s=9, waiting_s=9, settle_s=5), Keep()),
     ],
 )
 def test_growth_waits_until_the_set_is_quiet_and_nothing_else_does(ready, calm, expected):

@@ -6,7 +6,7 @@ times come in as ``now`` (monotonic seconds) or as elapsed seconds.
 
 from planaria.control.policies.decisions import GiveUp, Keep, Pause
 from planaria.control.policies.failure import Continue, Failure, FailurePolicy, Generation, UserError
-from planaria.control.policies.resize import Calm, Grow, Shrink, growths_undone, resize, settle_time
+from planaria.control.policies.resize import Calm, Grow, growths_undone, resize, settle_time
 from planaria.control.policies.waiting import Start, Wait, wait
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Grow",
     "Keep",
     "Pause",
-    "Shrink",
     "Start",
     "UserError",
     "Wait",

@@ -1,14 +1,11 @@
-"""Numerical faults: steps whose gradients are not finite, and replicas that disagree."""
+"""Numerical faults: steps whose gradients are not finite."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planaria.control.policies.decisions import GiveUp
-
-# Steps that were skipped
 
 
 @dataclass(frozen=True)
@@ -75,46 +72,3 @@ def judge_steps(
             "the model is at fault; lower optim.lr, set optim.clip_norm, or go on from an older checkpoint"
         )
     return RollBack(target, first, last)
-
-
-# Replicas
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """All replicas that answered are the same."""
-
-
-@dataclass(frozen=True)
-class Odd:
-    """A minority differs from more than half of the replicas."""
-
-    ranks: tuple[int, ...]
-    digest: str
-    """The majority's."""
-
-
-@dataclass(frozen=True)
-class Undecided:
-    """Replicas differ and no digest has a majority: somebody is wrong, and nobody can say who."""
-
-    groups: tuple[tuple[int, ...], ...]
-    """Ranks with the same digest, largest group first."""
-
-
-def vote(digests: Mapping[int, str | None]) -> Agreed | Odd | Undecided:
-    """Which data-parallel replicas of one part of the state are wrong.
-
-    Args:
-        digests: by rank; None from a rank that did not answer. It has no vote, but the majority is one of all
-            ranks, so that few answers condemn nobody.
-    """
-    answered = {rank: digest for rank, digest in sorted(digests.items()) if digest is not None}
-    counts = Counter(answered.values())
-    if len(counts) <= 1:
-        return Agreed()
-    digest, votes = counts.most_common(1)[0]
-    if 2 * votes > len(digests):
-        return Odd(tuple(rank for rank, found in answered.items() if found != digest), digest)
-    groups = [tuple(rank for rank, found in answered.items() if found == each) for each in counts]
-    return Undecided(tuple(sorted(groups, key=lambda group: (-len(group), group))))

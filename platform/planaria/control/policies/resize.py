@@ -1,11 +1,11 @@
-"""Whether a healthy generation should change its size, and when growing is worth an interruption."""
+"""Whether a healthy generation should grow, and when that is worth an interruption."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from planaria.config import ElasticConfig
-from planaria.control.policies.decisions import Keep, Pause
+from planaria.control.policies.decisions import Keep
 
 LONGEST_SETTLE_S = 600.0
 """Nodes that come and go delay growth no longer than this."""
@@ -17,13 +17,6 @@ keep the steady ones idle for ever."""
 @dataclass(frozen=True)
 class Grow:
     """Re-plan over ``workers`` workers, more than now, at the next step boundary."""
-
-    workers: int
-
-
-@dataclass(frozen=True)
-class Shrink:
-    """Re-plan over ``workers`` workers, fewer than now, at the next step boundary."""
 
     workers: int
 
@@ -45,10 +38,8 @@ class Calm:
         return self.quiet_s >= self.settle_s or self.waiting_s >= PATIENCE * self.settle_s
 
 
-def resize(
-    running: int, ready: int, config: ElasticConfig, leaving: int = 0, calm: Calm | None = None
-) -> Keep | Grow | Shrink | Pause:
-    """Whether a healthy generation should change its size.
+def resize(running: int, ready: int, config: ElasticConfig, calm: Calm | None = None) -> Keep | Grow:
+    """Whether a healthy generation should grow; it shrinks by losses and departures only, which others decide.
 
     It grows once the set of ready workers is calm or the maximum is reached, so that nodes that join one after the
     other cost one interruption and not one each.
@@ -58,18 +49,13 @@ def resize(
         ready: workers that a plan would give a rank, those that run included. Count them by planning: a spare
             more that no layout can use is no reason to interrupt.
         config: limits.
-        leaving: of ``ready``, those under a drain notice.
         calm: how calm the set of ready workers is; None: growth waits for nothing.
     """
-    target = min(ready - leaving, config.max_workers)
-    if target < config.min_workers:
-        return Pause(max(target, 0))
-    if target > running:
-        settled = calm is None or calm.settled or target == config.max_workers
-        return Grow(target) if settled else Keep()
-    if target < running:
-        return Shrink(target)
-    return Keep()
+    target = min(ready, config.max_workers)
+    if target <= running:
+        return Keep()
+    settled = calm is None or calm.settled or target == config.max_workers
+    return Grow(target) if settled else Keep()
 
 
 def settle_time(settle_s: float, change_s: float, undone: int) -> float:

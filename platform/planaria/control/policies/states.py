@@ -48,7 +48,7 @@ TRANSITIONS: Mapping[tuple[State, State], str] = MappingProxyType(
         (_F, State.FINISHED): "nothing was left to do",
         (_F, State.FAILED): "no legal layout, or no intact checkpoint",
         (_R, _C): "a member lost, silent, hung or failed",
-        (_R, _Z): "a plan over all ready workers uses more",
+        (_R, _Z): "other workers, or more of them, are to have the ranks",
         (_R, _D): "a notice: nodes leave before their deadline",
         (_R, _S): "Ctrl-C, SIGTERM, stop()",
         (_R, State.FINISHED): "all steps done",
