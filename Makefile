@@ -1,7 +1,7 @@
 # make setup   a virtual environment in .venv with everything pinned
 # make demo    train on four local Ray nodes, lose one, go on
 # make test    format, lint, types, tests; make unit and make cluster run a part of them
-# make soak    the cluster tests in their long form, with 30 random kills (PLANARIA_KILLS, PLANARIA_SEED)
+# make soak    the long forms: cluster tests with 30 random kills (PLANARIA_KILLS, PLANARIA_SEED), 20 pairs of layouts
 # make chaos   random faults of all kinds against one long job (SEED=1, FAULTS=200, KINDS=NodeKilled,WorkerFrozen,...)
 # make network cut, lossy and slow links between nodes in network namespaces (as root; needs iproute2 and iptables)
 # make parity  families of models on every layout beside one process; renders docs/parity.md (PARITY_ARGS=--families=llava*)
@@ -89,6 +89,7 @@ cluster: setup
 
 soak: setup
 	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster
+	PLANARIA_LONG=1 $(VENV)/bin/pytest -s tests/engine
 
 chaos: setup
 	PLANARIA_SEED=$(SEED) PLANARIA_FAULTS=$(FAULTS) PLANARIA_KINDS=$(KINDS) $(VENV)/bin/pytest -s tests/chaos

@@ -485,3 +485,34 @@ def test_where_checkpoints_lie(job):
 def test_a_password_in_a_url_is_not_repeated(complaint):
     message = complaint(MINIMAL, "checkpoint.path=s3://key:hidden@bucket/x")
     assert "hidden" not in message and "'s3://...@bucket/x' is not acceptable" in message
+
+
+# The engine
+
+
+def test_an_engine_is_a_name_or_a_section(job):
+    assert job().engine.name == "native"
+    assert job(MINIMAL + "engine: deepspeed\n").engine.zero_stage == 2
+    config = job(MINIMAL + "engine: {name: deepspeed, zero_stage: 3, offload_optimizer: cpu}\n")
+    assert (config.engine.zero_stage, config.engine.offload_optimizer) == (3, "cpu")
+    assert job(MINIMAL, "engine=deepspeed") == job(MINIMAL + "engine: deepspeed\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["engine=deepsped"], "engine.name: 'deepsped' is not among native, deepspeed; did you mean deepspeed?"),
+        (["engine.zero_stage=3"], "zero_stage has no effect with name: native; remove it, or set name: deepspeed"),
+        (["engine={name: deepspeed, zero_stage: 4}"], "engine.zero_stage: 4 is not among 0, 1, 2, 3"),
+        (["engine={name: deepspeed, zero_stage: 0, offload_optimizer: cpu}"], "needs zero_stage of at least 1"),
+        (["engine=deepspeed", "layout.tp=2", "elastic.max_workers=2"], "set layout.tp: 1, or engine.name: native"),
+        (["engine=deepspeed", "layout.cp=2", "elastic.max_workers=2"], "set layout.cp: 1, or engine.name: native"),
+        (["engine=deepspeed", "layout.pp=2", "elastic.max_workers=2"], "set layout.pp: 1, or engine.name: native"),
+        (["engine=deepspeed", "layout.dp_replicate=2"], "set layout.dp_replicate: 1, or engine.name: native"),
+        (["engine=deepspeed", "train.precision=fp64"], "train.precision=fp64 with engine.name=deepspeed"),
+        (["engine={name: deepspeed, zero_stage: 1}", "train.precision=bf16"], "set engine.zero_stage: 2 or 3"),
+        (["engine=deepspeed", "train.recompute=unit"], "leave both out, or set engine.name: native"),
+    ],
+)
+def test_what_deepspeed_does_not_run_is_refused_by_name(complaint, given, told):
+    assert told in complaint(MINIMAL, *given)

@@ -60,6 +60,17 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+class LoraConfig(Section):
+    """Low-rank adapters beside frozen weights (peft)."""
+
+    rank: int = Field(8, ge=1, description="inner size of an adapter")
+    alpha: float = Field(16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of what enters an adapter")
+    targets: tuple[str, ...] = Field(
+        (), description="last names of the linear layers that get one, e.g. q_proj; empty: all in layers that train"
+    )
+
+
 class ModelConfig(Section):
     """Which model: a preset, a Hugging Face config given inline, or a local directory with weights."""
 
@@ -67,6 +78,10 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = Field(None, description="inline Hugging Face config (model_type: llava, ...)")
     path: str | None = Field(None, description="local Hugging Face directory with config.json and weights")
     freeze: tuple[Literal["vision", "projector", "language"], ...] = Field((), description="parts that do not train")
+    lora: LoraConfig | None = Field(
+        None,
+        description="train low-rank adapters in parts that are not frozen, and nothing else; null: all weights",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
@@ -202,6 +217,39 @@ class TrainConfig(Section):
             raise ValueError(
                 f"reduce_precision=fp16 overflows without loss scaling, which precision={self.precision} has not; "
                 "use bf16 or fp32"
+            )
+        return self
+
+
+class EngineConfig(Section):
+    """What runs the steps: ``engine: deepspeed`` is short for ``engine: {name: deepspeed}``."""
+
+    name: Literal["native", "deepspeed"] = Field(
+        "native", description="native: FSDP2, tensor and sequence parallelism; deepspeed: ZeRO on data-parallel ranks"
+    )
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2,
+        description="deepspeed only: what is sharded; 0: nothing, 1: optimizer state, 2: and gradients, "
+        "3: and parameters",
+    )
+    offload_optimizer: Literal["cpu"] | None = Field(
+        None, description="deepspeed only: where optimizer state and master weights are kept; null: on the device"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _deepspeed_only(self) -> EngineConfig:
+        defaults = type(self).model_fields
+        given = [key for key in ("zero_stage", "offload_optimizer") if getattr(self, key) != defaults[key].default]
+        if self.name == "native" and given:
+            raise ValueError(f"{', '.join(given)} has no effect with name: native; remove it, or set name: deepspeed")
+        if self.offload_optimizer is not None and self.zero_stage == 0:
+            raise ValueError(
+                "offload_optimizer needs zero_stage of at least 1: stage 0 updates the model's own parameters in place"
             )
         return self
 
@@ -366,6 +414,7 @@ class JobConfig(Section):
     optim: OptimConfig = OptimConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
     train: TrainConfig
+    engine: EngineConfig = EngineConfig()
     layout: LayoutConfig = LayoutConfig()
     elastic: ElasticConfig = ElasticConfig()
     health: HealthConfig = HealthConfig()
@@ -410,7 +459,36 @@ class JobConfig(Section):
                 f"layout.tp={self.layout.tp} needs at least as many workers, but elastic.max_workers="
                 f"{self.elastic.max_workers}; raise max_workers or lower tp"
             )
+        if self.engine.name == "deepspeed":
+            _check_deepspeed(self)
         return self
+
+
+def _check_deepspeed(job: JobConfig) -> None:
+    """Raise ``ValueError`` for what the DeepSpeed engine does not run."""
+    for axis in ("tp", "cp", "pp", "dp_replicate"):
+        if (degree := getattr(job.layout, axis)) > 1:
+            raise ValueError(
+                f"layout.{axis}={degree} with engine.name=deepspeed, which shards over all workers and splits nothing "
+                f"else; set layout.{axis}: 1, or engine.name: native"
+            )
+    precision, stage = job.train.precision, job.engine.zero_stage
+    if precision not in ("fp32", "bf16"):
+        raise ValueError(
+            f"train.precision={precision} with engine.name=deepspeed, whose master weights are float32; "
+            "set train.precision: fp32 or bf16, or engine.name: native"
+        )
+    if job.train.recompute != "none" or job.train.reduce_precision is not None:
+        raise ValueError(
+            f"train.recompute={job.train.recompute}, train.reduce_precision={job.train.reduce_precision} with "
+            "engine.name=deepspeed, which neither recomputes activations nor reduces in less than float32; leave both "
+            "out, or set engine.name: native"
+        )
+    if precision == "bf16" and stage < 2:
+        raise ValueError(
+            f"engine.zero_stage={stage} with train.precision=bf16: gradients would be added up in bf16; "
+            "set engine.zero_stage: 2 or 3, or train.precision: fp32"
+        )
 
 
 def vault_root(job: JobConfig, run_dir: str | Path) -> str:

@@ -124,6 +124,9 @@ class StageRules:
     layers: tuple[str, ...]
     last: tuple[str, ...] = ()
     positions: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Measured times of forward and backward pass per micro-batch, by name of layer; ``first`` and ``last`` are what
+    these stages do besides. Where given, cuts follow them instead of modelled costs; names that miss count nothing."""
 
 
 class Recipe(Protocol):

@@ -132,3 +132,27 @@ def test_a_lost_node_costs_no_step_and_no_bit(
         for now, then in zip(onward[0][0], still[0][0][3:], strict=True):
             assert math.isclose(now, then, rel_tol=1e-9)
     assert set(nodes.kinds()) <= {"unreplicated"}
+
+
+def test_flat_ranges_come_back_from_memory_under_either_engine(pool: RankPool) -> None:
+    """Ranges of ZeRO are several boxes of one tensor on a rank; frozen values are kept beside a module in bf16."""
+    changed = {"train__precision": "bf16", "model": {"preset": "llava-tiny", "freeze": ["vision"]}}
+    second, third = ({"name": "deepspeed", "zero_stage": stage} for stage in (2, 3))
+    with Nodes() as nodes:
+        nodes.add("n0", "n1", "n2")
+        keepers = {address.node: address for address in nodes.addresses}
+        before = vlm_job(engine=third, **changed)
+        answers = pool.run(Layout(dp_shard=3), _leg, before, keepers, ("n0", "n1", "n2"), None, 2)
+        expected = _assemble([state for _, state, _ in answers])
+        names = [[name for name, *_ in state] for _, state, _ in answers]
+        assert any(len(set(held)) < len(held) for held in names), "no tensor of several boxes"
+        nodes.drop("n1")
+        nodes.announce()
+        for job in (vlm_job(engine=second, **changed), vlm_job(**changed)):
+            source = newest_in_memory(nodes.addresses)
+            assert source is not None
+            assert source.step == 2
+            restored = pool.run(Layout(dp_shard=2), _leg, job, keepers, ("n2", "n0"), source, 2)
+            found = _assemble([state for _, state, _ in restored])
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], expected[name]) for name in expected)

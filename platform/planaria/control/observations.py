@@ -106,7 +106,9 @@ class Observations:
         if len(nodes) < 2 or any(len(self._compute.get(rank, ())) < WINDOW for rank in nodes):
             return None
         times, self._compute = self._compute, {}
-        self.standing = judge(times, nodes, self.standing, self.job.elastic.straggler_ratio, members)
+        layout = generation.plan.layout
+        stages = {rank: layout.coords(rank)["pp"] for rank in nodes}
+        self.standing = judge(times, nodes, self.standing, self.job.elastic.straggler_ratio, members, stages)
         return self.standing
 
     # -- numerical faults --------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from planaria.config import ConfigError, JobConfig
 from planaria.engine.context_parallel import check_context_parallel
 from planaria.engine.initial import build
 from planaria.engine.tensor_parallel import ShardingError, check_divides
+from planaria.engine.zero.settings import check
+from planaria.layout import Layout
 from planaria.planner.plan import ModelFacts
 from planaria.recipe import Recipe, StagedRecipe
 
@@ -16,8 +18,10 @@ def model_facts(recipe: Recipe, job: JobConfig) -> ModelFacts:
     """Counts that tensor and context parallelism must divide, the number of parameters, and of possible stages.
 
     Raises:
-        ConfigError: a configured degree does not fit the model.
+        ConfigError: a configured degree or engine does not fit the model.
     """
+    if job.engine.name == "deepspeed":
+        check(recipe, Layout())
     model = build(recipe, job)
     rules = recipe.sharding(model)
     try:

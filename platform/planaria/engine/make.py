@@ -18,5 +18,10 @@ def make_engine(recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh
     Raises:
         LayoutError: the engine cannot run the layout.
         ShardingError: the model cannot be cut so.
+        DeepSpeedMissing: the job wants DeepSpeed, which cannot be imported.
     """
+    if job.engine.name == "deepspeed":
+        from planaria.engine.deepspeed import DeepSpeedEngine  # heavy, and of no use to other jobs
+
+        return DeepSpeedEngine(recipe, job, layout, mesh, device)
     return NativeEngine(recipe, job, layout, mesh, device)

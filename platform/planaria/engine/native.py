@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
+from planaria.engine.batches import to_device
 from planaria.engine.bucketed import sum_in_place
 from planaria.engine.compute_time import compute_clock
 from planaria.engine.context_parallel import check_context_parallel
@@ -25,7 +26,7 @@ from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES, Held, StepResul
 from planaria.engine.replicas import compare
 from planaria.engine.sharded import Shard, fsdp_modules, shapes_of, shard_model
 from planaria.engine.staged_model import staged_model
-from planaria.layout import AXES, Layout, LayoutError
+from planaria.layout import AXES, Layout
 from planaria.recipe import (
     BoundedRecipe,
     ContrastiveRecipe,
@@ -55,8 +56,6 @@ class NativeEngine:
     """
 
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-        if layout.pp > 1 and layout.cp > 1:
-            raise LayoutError(f"layout {layout}: the native engine does not combine pp with cp; set one of them to 1")
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
         self.step_done = 0
         self.model = build(recipe, job)
@@ -109,6 +108,11 @@ class NativeEngine:
             )
         else:
             self._passes = AccumulatedPasses(recipe, self.model, self._units, layout, counts_loss=counts_loss)
+
+    @property
+    def pipeline_bounds(self) -> tuple[int, ...] | None:
+        """Which layers each pipeline stage runs (see :class:`planaria.engine.stages.StageCut`); None without stages."""
+        return None if self._staged is None else self._staged.cut.bounds
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -256,13 +260,7 @@ class NativeEngine:
         return found
 
     def _to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
-        # Arrays from the object store are read-only; torch wants writable memory.
-        tensors = {key: torch.from_numpy(array.copy()) for key, array in batch.arrays.items()}
-        dtype = torch.float64 if self.job.train.precision == "fp64" else None
-        return {
-            key: t.to(self.device, dtype if t.is_floating_point() else None, non_blocking=True)
-            for key, t in tensors.items()
-        }
+        return to_device(batch, self.device, torch.float64 if self.job.train.precision == "fp64" else None)
 
     def _sum_partial_gradients(self) -> None:
         """Add up gradients of whole parameters that saw only part of the work: over ``tp`` those of some heads or

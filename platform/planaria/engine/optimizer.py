@@ -6,7 +6,7 @@ meets a DTensor, its state inherits the box of its parameter, and a step costs n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,21 @@ from planaria.engine.schedule import lr_factor
 from planaria.engine.sharded import Shard
 
 STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+
+
+def state_keys(config: OptimConfig) -> tuple[str, ...]:
+    """Names of the tensors that the optimizer keeps for every trainable parameter."""
+    return () if config.name == "sgd" and not config.momentum else STATE_KEYS[config.name]
+
+
+def group_of(
+    name: str, shape: Sequence[int], config: OptimConfig, lr_scale: Callable[[str], float]
+) -> tuple[float, float]:
+    """(peak learning rate, weight decay) of the parameter ``name`` of global ``shape``.
+
+    Norm weights and biases are not decayed: the custom of every published VLM recipe.
+    """
+    return config.lr * lr_scale(name), config.weight_decay if len(shape) > 1 else 0.0
 
 
 class ShardedOptimizer:
@@ -28,30 +43,21 @@ class ShardedOptimizer:
         self.total_steps = total_steps
         self.shards = [shard for shard in shards if shard.parameter.requires_grad]
         self._views = [nn.Parameter(shard.local(), requires_grad=False) for shard in self.shards]
-        groups = [
-            {
-                "params": [view],
-                "lr": config.lr * lr_scale(shard.name),
-                # Norm weights and biases are not decayed: the custom of every published VLM recipe.
-                "weight_decay": config.weight_decay if len(shard.global_shape) > 1 else 0.0,
-            }
-            for shard, view in zip(self.shards, self._views, strict=True)
-        ]
-        merged: dict[tuple[float, float], dict[str, object]] = {}
-        for group in groups:
-            key = (float(group["lr"]), float(group["weight_decay"]))  # type: ignore[arg-type]
-            merged.setdefault(key, group | {"params": []})["params"].extend(group["params"])  # type: ignore[attr-defined]
+        merged: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for shard, view in zip(self.shards, self._views, strict=True):
+            merged.setdefault(group_of(shard.name, shard.global_shape, config, lr_scale), []).append(view)
         if not merged:  # a pipeline stage of which nothing trains
-            merged[(config.lr, 0.0)] = {"params": [], "lr": config.lr}
+            merged[(config.lr, 0.0)] = []
+        groups = [{"params": views, "lr": lr, "weight_decay": decay} for (lr, decay), views in merged.items()]
         self._peak = [lr for lr, _ in merged]
         self.updates = 0
         """Updates applied so far: fewer than the steps done where a step was skipped. Sets Adam's bias correction."""
         if config.name == "adamw":
             self.torch: torch.optim.Optimizer = torch.optim.AdamW(
-                list(merged.values()), betas=config.betas, eps=config.eps, foreach=True
+                groups, betas=config.betas, eps=config.eps, foreach=True
             )
         else:
-            self.torch = torch.optim.SGD(list(merged.values()), lr=config.lr, momentum=config.momentum, foreach=True)
+            self.torch = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, foreach=True)
 
     def step(self, step: int, grad_scale: float) -> float:
         """Apply the gradients times ``grad_scale`` at 0-based ``step``; returns the peak group's learning rate."""
@@ -95,6 +101,4 @@ class ShardedOptimizer:
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of what is kept of every trained parameter."""
-        if self.config.name == "sgd" and not self.config.momentum:
-            return ()
-        return STATE_KEYS[self.config.name]
+        return state_keys(self.config)

@@ -7,7 +7,7 @@ no fixed order let these drift apart lawfully.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -38,14 +38,30 @@ def compare(
     rank = mesh.get_rank()
     if layout.dp_replicate == 1:
         return Comparison((), 0, ()) if rank == 0 else None
+    named = [(shard.name, shard.local()) for shard in shards]
+    ranks = holders(layout, rank, ["dp_replicate"])
+    return compare_tensors(named, units, ranks, rank, mesh.get_group("dp_replicate"), device)
+
+
+def compare_tensors(
+    named: Iterable[tuple[str, Tensor]],
+    units: Sequence[str],
+    ranks: Sequence[int],
+    rank: int,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+) -> Comparison | None:
+    """Compare tensors, by name, with those of the other ``ranks`` of ``group``; collective over it.
+
+    None but on the first of ``ranks``.
+    """
     by_group: dict[str, list[Tensor]] = {}
-    for shard in shards:
-        by_group.setdefault(group_of(shard.name, units), []).append(shard.local())
+    for name, tensor in named:
+        by_group.setdefault(group_of(name, units), []).append(tensor)
     digest = exact_digest if device.type == "cpu" else bit_sums
     own = torch.stack([digest(tensors) for tensors in by_group.values()])
-    ranks = holders(layout, rank, ["dp_replicate"])
     gathered = own.new_empty(len(ranks) * len(own))
-    dist.all_gather_single(gathered, own, group=mesh.get_group("dp_replicate"))
+    dist.all_gather_single(gathered, own, group=group)
     if rank != ranks[0]:
         return None
     return compared(ranks, list(by_group), gathered.view(len(ranks), -1).tolist())

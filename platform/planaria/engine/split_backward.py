@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,21 @@ class Postponed:
         assert work is not None
         return work
 
-    def add(self, weight: Tensor, x: Tensor, grad: Tensor) -> bool:
-        """Postpone the gradient of ``weight`` [out, in]; False if nothing is being collected."""
+    def add(self, work: Callable[[], None]) -> bool:
+        """Postpone ``work``, which adds to the gradients of weights; False if nothing is being collected."""
         if self._work is None:
             return False
-        self._work.append(lambda: _accumulate(weight, x, grad))
+        self._work.append(work)
         return True
+
+
+@runtime_checkable
+class Postponing(Protocol):
+    """A module with an autograd function of its own that can postpone the gradients of its weights."""
+
+    def postpone_to(self, later: Postponed) -> None:
+        """In backward passes, hand to ``later.add`` what can wait, and do it at once where that says False."""
+        ...
 
 
 def _product(x: Tensor, grad: Tensor) -> Tensor:
@@ -67,7 +76,7 @@ class _Linear(Function):
         x, weight = ctx.saved_tensors
         to_x = grad @ weight if ctx.needs_input_grad[0] else None
         to_weight = None
-        if ctx.needs_input_grad[1] and not ctx.later.add(ctx.parameter, x, grad):
+        if ctx.needs_input_grad[1] and not ctx.later.add(partial(_accumulate, ctx.parameter, x, grad)):
             to_weight = _product(x, grad)
         to_bias = None
         if ctx.biased and ctx.needs_input_grad[2]:
@@ -92,7 +101,9 @@ def postpone_weights(model: nn.Module, later: Postponed) -> None:
         return product(input, module.weight, module.bias)
 
     for module in model.modules():
-        if isinstance(module, RowLinear):
+        if isinstance(module, Postponing):
+            module.postpone_to(later)
+        elif isinstance(module, RowLinear):
             module.product = product
         elif isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
             module.forward = partial(forward, module)  # type: ignore[method-assign]

@@ -68,7 +68,12 @@ class StageCut:
 
 
 def balanced_bounds(model: nn.Module, rules: StageRules, stages: int) -> tuple[int, ...]:
-    """Cuts that balance the floating-point operations of a step, two per weight and position in a forward pass."""
+    """Cuts that balance the measured times of a step, or else its floating-point operations: two per weight and
+    position in a forward pass."""
+    if rules.seconds:
+        measured = {name: forward + backward for name, (forward, backward) in rules.seconds.items()}
+        times = [measured.get(name, 0.0) for name in rules.layers]
+        return cut(times, stages, measured.get("first", 0.0), measured.get("last", 0.0))
     units, where = [], []
     for name, parameter in model.named_parameters():
         layer = _layer_of(name, rules)

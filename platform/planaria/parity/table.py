@@ -76,6 +76,14 @@ FAMILIES: list[Family] = [
 TEXT_ONLY = {"data.scenes.text_only_fraction": 1.0}
 PICTURES_ONLY = {"data.scenes.text_only_fraction": 0.0, "train.micro_batch": 8}
 
+NO_SP = {"layout.sequence_parallel": False}
+
+
+def _piped(schedule: str) -> dict[str, Any]:
+    """Micro-batches of one sample, so that a pipeline has several."""
+    return {"layout.pipeline_schedule": schedule, "train.micro_batch": 1}
+
+
 VARIANTS: list[Variant] = [
     Variant("single", Layout()),
     Variant("fsdp 2", Layout(dp_shard=2)),
@@ -93,7 +101,18 @@ VARIANTS: list[Variant] = [
     Variant("fsdp 3 x cp 2 (uneven)", Layout(dp_shard=3, cp=2)),
     Variant("cp 2 x tp 2 + sp", Layout(cp=2, tp=2)),
     Variant("ddp 2 x cp 2 x tp 2", Layout(dp_replicate=2, cp=2, tp=2), {"layout.sequence_parallel": False}),
+    Variant("pp 2 x cp 2 x tp 2 + sp", Layout(pp=2, cp=2, tp=2)),
     Variant("cp 2, text only", Layout(cp=2), TEXT_ONLY, ()),
+    Variant("pp 2, 1f1b", Layout(pp=2), _piped("1f1b")),
+    Variant("pp 2, gpipe", Layout(pp=2), _piped("gpipe")),
+    Variant("pp 2, zero bubble", Layout(pp=2), _piped("zero_bubble")),
+    Variant("pp 3 (uneven), 1f1b", Layout(pp=3), _piped("1f1b")),
+    Variant("fsdp 2 x pp 2, zero bubble", Layout(pp=2, dp_shard=2), _piped("zero_bubble")),
+    Variant("ddp 3 x pp 2, 1f1b", Layout(pp=2, dp_replicate=3), _piped("1f1b")),
+    Variant("tp 2 + sp x pp 2, 1f1b", Layout(pp=2, tp=2), _piped("1f1b")),
+    Variant("fsdp 2 x tp 2 + sp x pp 2, 1f1b", Layout(pp=2, dp_shard=2, tp=2), _piped("1f1b")),
+    Variant("fsdp 2 x tp 2 x pp 2, zero bubble", Layout(pp=2, dp_shard=2, tp=2), _piped("zero_bubble") | NO_SP),
+    Variant("pp 2, 1f1b, text only", Layout(pp=2), _piped("1f1b") | TEXT_ONLY, ()),
     Variant("fsdp 2, text only", Layout(dp_shard=2), TEXT_ONLY, ()),
     Variant("fsdp 2, pictures only", Layout(dp_shard=2), PICTURES_ONLY, ()),
 ]

@@ -76,7 +76,8 @@ def cut(cost: Sequence[float], stages: int, first: float = 0.0, last: float = 0.
     bounds = [0]
     for stage in range(stages - 1):
         begin = bounds[-1]
-        goal = best[0][0]  # what no later stage must exceed; less would not make the step faster
+        # What no later stage must exceed, to rounding; less would not make the step faster.
+        goal = best[0][0] * (1 + 1e-9)
         bounds.append(
             next(
                 end

@@ -25,6 +25,7 @@ from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from planaria.engine.zero.library import destroy_process_group, release
 from planaria.layout import AXES, Layout
 from planaria.runtime.sockets import Address, ConnectionSet, listening_ports, socket_inodes
 
@@ -184,12 +185,13 @@ class Groups:
     def close(self) -> None:
         """Tear the groups down in the training thread, after every reference to the model is gone."""
         self._mesh = None
+        release()
         _forget_meshes()
         gc.collect()
         with self._lock:
             if self._open and dist.is_initialized():
                 with contextlib.suppress(Exception):
-                    dist.destroy_process_group()
+                    destroy_process_group()
             if self._open and not dist.is_initialized():
                 # Forming that failed leaves torch's group counter advanced; group names (hence store keys)
                 # of the next generation would then differ from those of ranks that did not fail.

@@ -88,8 +88,9 @@ class Keeping:
         self._snapshots, self._engine, self._job = snapshots, engine, job
         self._token, self._durable, self._report, self._interrupted = token, durable, report, interrupted
         self._everywhere, self._at = everywhere, at
-        places = {held.tensor: at for at, held in enumerate(engine.state())}
-        self._order = [places[entry.tensor] for entry in table.entries]
+        # A rank may hold several boxes of one tensor.
+        places = {(held.tensor, held.box): at for at, held in enumerate(engine.state())}
+        self._order = [places[entry.tensor, entry.box] for entry in table.entries]
 
     @property
     def complete(self) -> int | None:

@@ -20,6 +20,7 @@ from planaria.data.batches import Batches
 from planaria.engine.initial import build, first_state
 from planaria.engine.make import make_engine
 from planaria.engine.protocol import Engine
+from planaria.engine.zero.library import load as load_deepspeed
 from planaria.memory.recall import MemorySource, MemoryState
 from planaria.memory.snapshots import Snapshots
 from planaria.memory.wire import KeeperAddress, KeeperLink
@@ -291,6 +292,8 @@ def warm_up(spec: WorkerSpec) -> None:
     Tearing a generation down needs a full collection; over all that the libraries have built it would take longer
     than every other part of a recovery.
     """
+    if spec.job.engine.name == "deepspeed":
+        load_deepspeed("cuda" if spec.use_gpu else "cpu")
     if isinstance(spec.recipe, MetaRecipe):
         build(spec.recipe, spec.job)  # takes no memory, and transformers loads its model classes when they are used
     gc.collect()

@@ -56,6 +56,13 @@ def test_once_is_no_pattern():
     assert ranks(after(*([slow] * (WINDOWS - 1) + [fine]) * 5)) == []
 
 
+def test_only_ranks_of_one_pipeline_stage_are_compared():
+    standing, heavy = Standing(), {rank: rank // 2 for rank in range(4)}
+    for _ in range(WINDOWS):
+        standing = judge(window(3, 3, 1, 2), nodes(4), standing, RATIO, stages=heavy)
+    assert ranks(standing) == [3]  # the first stage has more to do, which makes nobody slow
+
+
 def test_of_two_ranks_the_slower_one_is_found():
     assert ranks(after(*[window(1, 1.8)] * WINDOWS)) == [1]
     assert ranks(after(*[window(1, 1.4)] * WINDOWS)) == []

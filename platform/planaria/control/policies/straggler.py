@@ -57,6 +57,7 @@ def judge(
     before: Standing,
     ratio: float,
     members: Mapping[int, str] | None = None,
+    stages: Mapping[int, int] | None = None,
 ) -> Standing:
     """Take one more window in.
 
@@ -65,13 +66,13 @@ def judge(
     1 and ``ratio``: between the two it stays what it was, so that nothing flickers.
 
     Args:
-        seconds: compute time of each step of the window, by rank; ranks without any are not judged. Ranks must have
-            equal work: with pipeline stages, judge each stage on its own.
+        seconds: compute time of each step of the window, by rank; ranks without any are not judged.
         nodes: node of every rank.
         before: what came out of the windows before.
         ratio: ``elastic.straggler_ratio``, above 1.
         members: name of the process of every rank. Given, records follow processes to other ranks, which a change
             of membership may give them; else they stay with ranks.
+        stages: pipeline stage of every rank. Only ranks of one stage have equal work, and are compared.
 
     Raises:
         ValueError: ``ratio`` is not above 1.
@@ -79,7 +80,15 @@ def judge(
     if ratio <= 1:
         raise ValueError(f"ratio={ratio} must be above 1")
     medians = {rank: statistics.median(times) for rank, times in seconds.items() if times}
-    ratios, far = _compare(medians)
+    by_stage: dict[int, dict[int, float]] = {}
+    for rank, median in medians.items():
+        by_stage.setdefault(stages[rank] if stages is not None else 0, {})[rank] = median
+    ratios: dict[int, float] = {}
+    far: dict[int, bool] = {}
+    for peers in by_stage.values():
+        slower, beyond = _compare(peers)
+        ratios |= slower
+        far |= beyond
     flagged = {item.seat for item in before.stragglers}
     slow: dict[Seat, int] = {}
     calm: dict[Seat, int] = {}
