@@ -47,6 +47,13 @@ class DualEncoderRecipe:
             )
         if job.model is not None and job.model.lora is not None:
             raise ConfigError("model.lora: a dual encoder trains without adapters; leave lora out")
+        if job.engine.name == "deepspeed":
+            raise ConfigError(
+                "engine.name: deepspeed sees no pairs of other ranks and micro-batches, which the loss of a dual encoder "
+                "is made of; set engine.name=native"
+            )
+        if job.model.lora is not None:
+            raise ConfigError("model.lora: adapters of dual encoders are not supported; leave it out, or use freeze")
         self.job = job
 
     @property
