@@ -23,8 +23,8 @@ def make_engine(recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh
     if job.engine.name == "deepspeed":
         if isinstance(recipe, ContrastiveRecipe):
             raise LayoutError(
-                f"engine.name: deepspeed would take the negatives of {type(recipe).__name__} from single micro-batches; "
-                "set engine.name=native"
+                f"engine.name: deepspeed would take the negatives of {type(recipe).__name__} from single "
+                "micro-batches; set engine.name=native"
             )
         from planaria.engine.deepspeed import DeepSpeedEngine  # heavy, and of no use to other jobs
 
