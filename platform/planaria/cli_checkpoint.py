@@ -92,6 +92,9 @@ def checkpoint_export(
     max_file_gb: Annotated[
         float, typer.Option("--max-file-gb", min=0.000001, help="Largest weights file, in 10^9 bytes.")
     ] = 5.0,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Only the adapters (model.lora), as peft saves them; else merged.")
+    ] = False,
 ) -> None:
     """Write the model as a Hugging Face directory that from_pretrained loads.
 
@@ -103,7 +106,7 @@ def checkpoint_export(
     def action() -> int:
         from planaria.commands.exchange import export
 
-        return export(run_dir, to, step, dtype, force, config, set_ or [], max_file_gb)
+        return export(run_dir, to, step, dtype, force, config, set_ or [], max_file_gb, adapters)
 
     finish(action)
 

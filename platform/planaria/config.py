@@ -60,6 +60,17 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+class LoraConfig(Section):
+    """Low-rank adapters beside frozen weights (peft)."""
+
+    rank: int = Field(8, ge=1, description="inner size of an adapter")
+    alpha: float = Field(16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of what enters an adapter")
+    targets: tuple[str, ...] = Field(
+        (), description="last names of the linear layers that get one, e.g. q_proj; empty: all in layers that train"
+    )
+
+
 class ModelConfig(Section):
     """Which model: a preset, a Hugging Face config given inline, or a local directory with weights."""
 
@@ -67,6 +78,10 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = Field(None, description="inline Hugging Face config (model_type: llava, ...)")
     path: str | None = Field(None, description="local Hugging Face directory with config.json and weights")
     freeze: tuple[Literal["vision", "projector", "language"], ...] = Field((), description="parts that do not train")
+    lora: LoraConfig | None = Field(
+        None,
+        description="train low-rank adapters in parts that are not frozen, and nothing else; null: all weights",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:

@@ -51,7 +51,8 @@ class Stage(RunningJob):
         return self.pid_of[workers[int(turn * len(workers))]]
 
     def pick(self, prefix: str, turn: float) -> int:
-        """Process id of a living member of a kind."""
+        """Process id of a living member of a kind; waits for one, should there be none just now."""
+        self.until(lambda: bool(self.living(prefix)), 60, f"a {prefix.rstrip('-')}")
         pids = list(self.living(prefix).values())
         return pids[int(turn * len(pids))]
 

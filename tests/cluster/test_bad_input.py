@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.data.pictures import pairs, write_shard
+from tests.support.forms import long_form
 from tests.support.runs import Run, job, train_with, wait_for
 from tests.support.small_disk import mounted
 
@@ -96,6 +97,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(small_disk: Path) -> Non
     assert len(trainer.summary["generations"]) == 1
 
 
+@long_form
 def test_a_full_disk_at_the_last_checkpoint_fails_the_job_and_keeps_the_older_one(small_disk: Path) -> None:
     config = job(
         small_disk, train={"steps": 40, "global_batch": 8}, elastic={"max_workers": 2}, checkpoint={"every": 5}

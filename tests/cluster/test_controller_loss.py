@@ -58,6 +58,7 @@ def _after_a_return(run: Run) -> bool:
     return bool(back) and run.metrics[-1]["time"] > back[0]["time"] + 1.0
 
 
+@long_form  # the controller is killed in tests/chaos, too, which has a short form
 def test_training_goes_on_while_the_controller_is_gone_and_it_takes_the_generation_up_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forms import long_form
 from tests.support.runs import Run, expected_ids, job, node_of_worker
 
 from planaria.runtime.local_cluster import LocalCluster
@@ -42,6 +43,7 @@ class Reaper:
 
 
 @pytest.mark.timeout(240 + 120 * KILLS)
+@long_form  # nodes are killed in tests/chaos, too, which has a short form
 def test_nodes_killed_at_random_moments_cost_no_step_that_memory_still_had(tmp_path: Path) -> None:
     steps = 200 + 150 * KILLS
     config = job(

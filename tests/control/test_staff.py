@@ -9,10 +9,11 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from planaria.config import parse
+from planaria.control import filling as module
 from planaria.control import journal
-from planaria.control import staff as module
 from planaria.control.events import Started
 from planaria.control.failure import JobFailed
+from planaria.control.filling import fill
 from planaria.control.members import Life
 from planaria.control.policies.quarantine import Fault
 from planaria.control.staff import Staff
@@ -59,7 +60,7 @@ def staff(tmp_path) -> Staff:
     )
     found = Staff(job, cast(Fleet, StandIn()), RunRecord(tmp_path), lambda event: None)
     found.nodes({"a": 1, "b": 1})
-    found.fill()
+    fill(found)
     return found
 
 
@@ -70,7 +71,7 @@ def task_error(cause: Exception) -> RayTaskError:
 def test_a_loader_that_does_not_come_up_is_started_again(staff: Staff, monkeypatch) -> None:
     assert len(list(staff.loaders.of(Life.STARTING))) == 2
     monkeypatch.setattr(module, "START_LIMIT_S", -1.0)
-    staff.fill()
+    fill(staff)
     assert [member.ident for member in staff.loaders.of(Life.LOST)] == ["loader-0", "loader-1"]
 
 
@@ -101,23 +102,23 @@ def test_lost_loaders_are_replaced_at_once_while_all_nodes_rest(staff: Staff) ->
     for ident in ("loader-0", "loader-1"):
         staff.lose(ident, "its process ended")
     assert {member.node for member in staff.loaders.of(Life.LOST)} == {"a", "b"}
-    staff.fill()
+    fill(staff)
     assert [member.ident for member in staff.loaders.of(Life.STARTING)] == ["loader-2", "loader-3"]
 
 
 def at_work(staff: Staff) -> None:
     """Everybody is ready, and every node has a standby."""
-    cast(Any, staff._fleet).standbys = 1
+    cast(Any, staff.fleet).standbys = 1
     for ident in ("worker-0", "worker-1", "keeper-0", "keeper-1", "loader-0", "loader-1"):
         node = staff._of(ident).get(ident).node  # type: ignore[union-attr]
         staff.started(Started(ident, Hello(1, node, KeeperAddress(node, "host", 1, ""), gpus=f"gpu of {ident}")))
     for number in (0, 1):
-        staff.fill(calm=True)
+        fill(staff, calm=True)
         (standby,) = staff.standbys.of(Life.STARTING)
         assert standby.ident == f"standby-{number}", "one at a time"
-        staff.fill(calm=True)
+        fill(staff, calm=True)
         staff.started(Started(standby.ident, Hello(1, standby.node)))
-    staff.fill(calm=True)
+    fill(staff, calm=True)
     assert not staff.starting()
 
 
@@ -126,19 +127,19 @@ def test_a_standby_takes_the_place_of_a_worker_of_its_node(staff: Staff, tmp_pat
     assert [slot.id for slot in staff.slots()] == ["worker-0", "worker-1"]
     node = staff.workers.get("worker-0").node  # type: ignore[union-attr]
     staff.lose("worker-0", "its process ended")
-    staff.fill()
+    fill(staff)
     promoted = next(slot for slot in staff.slots() if slot.id.startswith("standby-"))
     assert promoted.node == node
     member = staff.workers.get(promoted.id)
     assert member is not None
     assert member.gpus == "gpu of worker-0"
     assert not list(staff.workers.of(Life.STARTING)), "no process is started for a place that is taken"
-    staff.fill(calm=True)
+    fill(staff, calm=True)
     (seat,) = staff.seats.of(Life.STARTING)
     assert (seat.ident, seat.node) == (promoted.id.replace("standby", "seat"), node)
     staff.started(Started(seat.ident, Hello(1, node)))
-    staff.trust.proved(node)  # its rest is over
-    staff.fill(calm=True)
+    staff.ground.trust.proved(node)  # its rest is over
+    fill(staff, calm=True)
     assert staff.starting() == ["standby-2"], "the node gets another standby"
     staff.lose(promoted.id, "its process ended")
     assert seat.life is Life.LOST
@@ -151,8 +152,8 @@ def test_without_a_standby_of_the_node_a_process_is_started(staff: Staff) -> Non
         if standby.node == node:
             staff.lose(standby.ident, "its process ended")
     staff.lose("worker-0", "its process ended")
-    staff.trust.proved(node)
-    staff.fill()
+    staff.ground.trust.proved(node)
+    fill(staff)
     assert [slot.id for slot in staff.slots()] == ["worker-1"]
     assert staff.starting() == ["worker-2"]
 
@@ -160,23 +161,23 @@ def test_without_a_standby_of_the_node_a_process_is_started(staff: Staff) -> Non
 def test_who_is_dismissed_is_no_stain_on_its_node_and_a_leaving_node_gets_nobody(staff: Staff) -> None:
     at_work(staff)
     node = staff.workers.get("worker-0").node  # type: ignore[union-attr]
-    staff.notices({node: None})
+    staff.ground.notices({node: None})
     assert [slot.id for slot in staff.slots()] == ["worker-1"]
     for member in staff.on_nodes([node]):
         staff.dismiss(member.ident, "its node leaves")
-    assert not staff.trust.suspects()
-    staff.fill()
-    assert all(member.node != node for kind in staff._kinds for member in kind.of(Life.STARTING))
+    assert not staff.ground.trust.suspects()
+    fill(staff)
+    assert all(member.node != node for kind in staff.kinds for member in kind.of(Life.STARTING))
 
 
 def test_a_loader_under_notice_stays_until_another_one_is_ready(staff: Staff) -> None:
     at_work(staff)
     nodes = {member.ident: member.node for member in staff.loaders.of(Life.READY)}
     assert len(set(nodes.values())) == 2
-    staff.notices({nodes["loader-0"]: None, nodes["loader-1"]: None})
+    staff.ground.notices({nodes["loader-0"]: None, nodes["loader-1"]: None})
     assert not staff.dispensable("loader-0")
-    staff.nodes({**staff.capacity, "c": 1})
-    staff.fill()
+    staff.nodes({**staff.ground.capacity, "c": 1})
+    fill(staff)
     fresh = [member for member in staff.loaders.of(Life.STARTING)]
     assert {member.node for member in fresh} == {"c"}
     assert not staff.dispensable("loader-0"), "it is not ready yet"
@@ -188,7 +189,7 @@ def test_a_machine_in_quarantine_is_recognised_under_another_name_and_after_a_re
     hosts = {"a": "10.0.0.1", "b": "10.0.0.2", "head": "10.0.0.9"}
     staff.nodes({"a": 1, "b": 1}, hosts)
     staff.nodes({"a": 1, "b": 1, "c": 1}, hosts | {"c": "10.0.0.3"})
-    staff.blame("a", Fault.HANG, "worker-0 stood still")
+    staff.ground.blame("a", Fault.HANG, "worker-0 stood still")
     rows = [row for row in read_lines(tmp_path / "journal.jsonl") if row["t"] == "quarantined"]
     assert [(row["node"], row["times"], row["reason"]) for row in rows] == [("a", 1, "worker-0 stood still")]
 
@@ -197,24 +198,24 @@ def test_a_machine_in_quarantine_is_recognised_under_another_name_and_after_a_re
     assert [event["node"] for event in read_lines(tmp_path / "events.jsonl") if event["event"] == "recognised"] == [
         "a2"
     ]
-    staff.notices({})
-    assert set(staff.leaving) == {"a2"}
-    (row,) = staff.trust.listing(time.monotonic())
+    staff.ground.notices({})
+    assert set(staff.ground.leaving) == {"a2"}
+    (row,) = staff.ground.trust.listing(time.monotonic())
     assert (row["node"], row["quarantined"], row["times"]) == ("a2", True, 1)
 
     run = journal.run_row("r", 0.0, {})
     past = journal.read([run, *rows], "r")
     assert past is not None
-    again = Staff(staff._job, cast(Fleet, StandIn()), RunRecord(tmp_path / "again"), lambda event: None)
+    again = Staff(staff.job, cast(Fleet, StandIn()), RunRecord(tmp_path / "again"), lambda event: None)
     again.adopt(past, cast(Any, None))
-    assert set(again.leaving) == {"a"}
-    (kept,) = again.trust.listing(time.monotonic())
+    assert set(again.ground.leaving) == {"a"}
+    (kept,) = again.ground.trust.listing(time.monotonic())
     assert kept["quarantined"]
     assert kept["seconds_left"] == pytest.approx(row["seconds_left"], abs=1.0)
 
 
 def test_several_nodes_at_one_address_are_no_machine(staff: Staff) -> None:
     staff.nodes({"a": 1, "b": 1, "c": 1}, dict.fromkeys(("head", "a", "b", "c"), "127.0.0.1"))
-    staff.blame("a", Fault.HANG, "worker-0 stood still")
+    staff.ground.blame("a", Fault.HANG, "worker-0 stood still")
     staff.nodes({"b": 1, "c": 1, "d": 1}, dict.fromkeys(("head", "b", "c", "d"), "127.0.0.1"))
-    assert not staff.trust.held("d", time.monotonic())
+    assert not staff.ground.trust.held("d", time.monotonic())

@@ -80,6 +80,7 @@ CHEAP = [
     (Layout(pp=2, dp_shard=2), UNTIED, 3, "1f1b", 1),
     (Layout(pp=2, tp=2), TIED, 3, "1f1b", 1),
     (Layout(pp=2), TIED, 4, "interleaved", 2),
+    (Layout(pp=2, cp=2), TIED, 4, "interleaved", 2),
     (Layout(pp=2, dp_shard=2), TIED, 3, "zero_bubble", 1),
     (Layout(pp=2), UNTIED, 4, "zero_bubble", 2),
 ]

@@ -48,10 +48,7 @@ def layouts(most_ranks: int, batch: int) -> list[Layout]:
         for shard in sizes
         for cp in (1, 2, 4)
         for tp in (1, 2)
-        if pp * replicate * shard * cp * tp <= most_ranks
-        and replicate * shard <= batch
-        and cp * tp <= 4
-        and not (pp > 1 and cp > 1)
+        if pp * replicate * shard * cp * tp <= most_ranks and replicate * shard <= batch and cp * tp <= 4
     ]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -28,20 +30,38 @@ class Trainer:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.steps_done = 0
         torch.manual_seed(job.seed)
-        self.model = recipe.build_model()
-        mesh = init_device_mesh("cpu", (self.world,))
-        for unit in recipe.sharding(self.model).units:
-            fully_shard(self.model.get_submodule(unit), mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        self._recipe, self._clip = recipe, job.optim.clip_norm or float("inf")
+        self.model = self.distribute(recipe.build_model())
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             trained, lr=job.optim.lr, betas=job.optim.betas, eps=job.optim.eps, weight_decay=job.optim.weight_decay
         )
-        self._recipe, self._clip = recipe, job.optim.clip_norm or float("inf")
         self._batches = BatchBuilder(
             recipe.dataset("train"), recipe.collate, job.seed, job.train.global_batch, job.data.shuffle
         )
         self._plan = micro_batch_plan(job.train.global_batch, self.world, job.train.micro_batch)
+
+    def distribute(self, model: nn.Module) -> nn.Module:
+        """The model, spread over the ranks."""
+        mesh = init_device_mesh("cpu", (self.world,))
+        for unit in self._recipe.sharding(model).units:
+            fully_shard(model.get_submodule(unit), mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def backward(self, batch: Mapping[str, Tensor], targets: Tensor, *, last: bool) -> Tensor:
+        """Add up gradients of the batch's share of the mean loss, reduced after the ``last``; returns the share."""
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_gradient_sync(last)
+        loss = self._recipe.loss(self.model, batch) / targets
+        (loss * self.world).backward()  # FSDP2 averages over the ranks
+        return loss.detach()
+
+    def update(self) -> None:
+        """Clip the gradients, apply and clear them."""
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def batch(self, step: int) -> list[MicroBatch]:
         """This rank's share of a global batch."""
@@ -55,16 +75,10 @@ class Trainer:
         targets = torch.tensor(sum(batch.targets for batch in share))
         dist.all_reduce(targets)
         total = torch.zeros(())
-        assert isinstance(self.model, FSDPModule)
         for index, batch in enumerate(share):
-            self.model.set_requires_gradient_sync(index == len(share) - 1)
             arrays = {key: torch.from_numpy(array) for key, array in batch.arrays.items()}
-            loss = self._recipe.loss(self.model, arrays) / targets
-            (loss * self.world).backward()  # FSDP2 averages over the ranks
-            total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+            total += self.backward(arrays, targets, last=index == len(share) - 1)
+        self.update()
         dist.all_reduce(total)
         self.steps_done += 1
         return float(total)

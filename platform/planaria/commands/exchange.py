@@ -26,8 +26,10 @@ def export(
     config: str | None,
     overrides: Sequence[str],
     max_file_gb: float,
+    adapters: bool = False,
 ) -> int:
     """Write the model of a checkpoint as a Hugging Face directory; 1 if the checkpoint is damaged."""
+    from planaria.exchange.adapters import export_adapters
     from planaria.exchange.contents import Contents
     from planaria.exchange.exporting import export
     from planaria.state.errors import CheckpointDamaged
@@ -40,6 +42,9 @@ def export(
     try:
         with vault.at(number) as checkpoint:
             contents = Contents(_job(checkpoint, config, overrides))
+            if adapters:
+                print(f"step {number}: adapters at {export_adapters(checkpoint, contents, to, force=force)}")
+                return 0
             total = sum(1 for name in checkpoint.tensors if name.startswith("model/"))
             with _progress(f"exporting step {number}", total) as advance:
                 done = export(

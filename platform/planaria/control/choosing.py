@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from planaria.control import policies as policy
 from planaria.control.desk import Desk
@@ -23,7 +24,10 @@ def choose(desk: Desk, previous: Plan | None) -> Plan:
     if not fresh or not desk.staff.benched.intersection(best.ranks):
         return best
     without = plan(fresh, job.layout, desk.facts, job.train.global_batch, previous)
-    return without if len(without.ranks) >= len(best.ranks) else best
+    if len(without.ranks) < len(best.ranks):
+        return best
+    benched = tuple(slot.id for slot in slots if slot.id in desk.staff.benched)
+    return replace(without, spares=without.spares + benched)
 
 
 def should_grow(desk: Desk, generation: Generation) -> bool:

@@ -29,6 +29,7 @@ from planaria.control.desk import Desk
 from planaria.control.ending import conclude
 from planaria.control.events import Event, Gone, NodesSeen, Said, StopAsked
 from planaria.control.failure import JobFailed
+from planaria.control.filling import fill
 from planaria.control.forming import launch
 from planaria.control.generation import Generation
 from planaria.control.hearing import take
@@ -113,7 +114,7 @@ class Controller:
         """The whole job; returns its summary. A failure of the job is told in ``summary["error"]``, not raised."""
         self._idle.cancel()
         desk = self.desk
-        watch = NodeWatch(self.fleet, lambda *seen: self.events.put(NodesSeen(*seen)), desk.staff.trust.suspects)
+        watch = NodeWatch(self.fleet, lambda *seen: self.events.put(NodesSeen(*seen)), desk.staff.ground.trust.suspects)
         failure: Exception | None = None
         try:
             rows = desk.record.rows("journal")
@@ -170,7 +171,7 @@ class Controller:
         desk = self.desk
         limits, began, announced = self.job.elastic, time.monotonic(), False
         while desk.stop is None or self._unsaved():
-            desk.staff.fill()
+            fill(desk.staff)
             release(desk, None)
             ready, now = len(desk.staff.slots()), time.monotonic()
             # After a fault nobody is waited for who may come: survivors go on at once, and grow later.
@@ -189,7 +190,7 @@ class Controller:
                 desk.generations[-1].pause_cause = ""  # what was not saved cannot be, any more
                 return
             if isinstance(decision, policy.GiveUp):
-                places = sum(desk.staff.capacity.values())
+                places = sum(desk.staff.ground.capacity.values())
                 trouble = f"; the last start that failed: {desk.staff.trouble}" if desk.staff.trouble else ""
                 raise JobFailed(f"{decision.reason} (the cluster has places for {places}{trouble})")
             if desk.generations and not announced and ready < limits.min_workers:
@@ -216,7 +217,7 @@ class Controller:
             if generation.lost or failed or hung(desk, generation):
                 self._abort(generation)
                 return
-            desk.staff.fill(calm=desk.state is State.RUNNING)
+            fill(desk.staff, calm=desk.state is State.RUNNING)
             release(desk, generation)
             steer(desk, generation)
 

@@ -27,7 +27,7 @@ def due(desk: Desk, generation: Generation) -> Stay | Leave | Pause:
     """What to do about nodes under notice."""
     running, spares = by_node(desk, generation)
     steps, now = desk.seen.step_s, time.monotonic()
-    return drain(desk.staff.leaving, running, spares, steps, now, desk.job.elastic, desk.custody.save_s)
+    return drain(desk.staff.ground.leaving, running, spares, steps, now, desk.job.elastic, desk.custody.save_s)
 
 
 def release(desk: Desk, generation: Generation | None) -> None:
@@ -37,13 +37,13 @@ def release(desk: Desk, generation: Generation | None) -> None:
         desk: the controller's.
         generation: the one that runs, if one does.
     """
-    staff, at_work, needed = desk.staff, set[str](), set(desk.staff.leaving)
+    staff, at_work, needed = desk.staff, set[str](), set(desk.staff.ground.leaving)
     if generation is not None:
         at_work = set(generation.members)
         needed = set(generation.nodes) if generation.covered else needed
     elif not desk.generations or desk.generations[-1].step == desk.view.checkpoint_step:
         needed = set()  # the state is durable
-    for member in staff.on_nodes(staff.leaving):
+    for member in staff.on_nodes(staff.ground.leaving):
         kept = staff.is_keeper(member.ident) and (member.node in needed or desk.custody.needs(member.node))
         if member.ident not in at_work and not kept and staff.dispensable(member.ident):
             dismiss(desk, member.ident, "its node is to leave", generation)

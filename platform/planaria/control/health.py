@@ -60,7 +60,7 @@ def compare(desk: Desk, generation: Generation, message: Message) -> None:
             desk.undecided.add(agreed)
         desk.rollback = desk.rollback or RollBack(agreed, message["step"], message["step"] - 1)
         for ident in odd:
-            desk.staff.blame(desk.worker(ident).node, Fault.CHECKSUM, text)
+            desk.staff.ground.blame(desk.worker(ident).node, Fault.CHECKSUM, text)
             lose(desk, ident, generation, text)
     if not message["differ"] and desk.rollback is None:
         desk.agreed = message["step"]

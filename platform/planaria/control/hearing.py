@@ -50,7 +50,7 @@ def take(desk: Desk, event: Event, generation: Generation | None) -> None:
                 elif desk.staff.is_keeper(event.ident):
                     desk.custody.announce_ring()
         case NodesSeen(capacity, leaving, hosts):
-            desk.staff.notices(leaving)
+            desk.staff.ground.notices(leaving)
             for ident, why in desk.staff.nodes(capacity, hosts):
                 lose(desk, ident, generation, why)
         case StopAsked(why):

@@ -17,7 +17,7 @@ def status(desk: Desk, now: float) -> dict[str, Any]:
     view.state, view.last_event = desk.state.value, desk.record.last_event
     view.workers = len(desk.generations[-1].members) if desk.generations else 0
     view.ready = sum(1 for _ in desk.staff.workers.of(Life.READY))
-    view.nodes = desk.staff.trust.listing(now)
+    view.nodes = desk.staff.ground.trust.listing(now)
     return view.as_dict()
 
 
@@ -46,7 +46,7 @@ def summary(desk: Desk, began: float, evaluation: Any, failure: Exception | None
         "checkpoint_step": step,
         "checkpoint_path": path,
         "bad_samples": desk.chronicle.bad_samples,
-        "nodes": desk.staff.trust.listing(time.monotonic()),
+        "nodes": desk.staff.ground.trust.listing(time.monotonic()),
         "metrics": desk.view.last,
         "run_dir": desk.run_dir,
     }

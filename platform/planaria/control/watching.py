@@ -44,5 +44,5 @@ def _remove_culprits(desk: Desk, generation: Generation, hang: Hang) -> None:
     fields = {"step": hang.step, "phase": hang.phase, "culprits": culprits, "shape": hang.kind}
     desk.record.event("hang", text, gen=generation.number, **fields)
     for ident in culprits:
-        desk.staff.blame(desk.worker(ident).node, Fault.HANG, f"{ident}: {hang.why}")
+        desk.staff.ground.blame(desk.worker(ident).node, Fault.HANG, f"{ident}: {hang.why}")
         lose(desk, ident, generation, hang.why)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planaria.engine.tensor_parallel import SEQUENCE_ARGUMENT, ShardingError
+from planaria.engine.tensor_parallel import SEQUENCE_ARGUMENT, ShardingError, find_module
 from planaria.engine.ulysses import Attention, attend
 from planaria.recipe import PartialLogitsRecipe, Recipe, ShardingRules
 
@@ -87,15 +87,20 @@ def apply_context_parallel(model: nn.Module, rules: ShardingRules, group: dist.P
         ShardingError: attention in such a stack does not go through transformers' attention interface.
     """
     _register()
-    for first, after in rules.sequence_parallel:
-        stack, decoder = first.rpartition(".")[0], model.get_submodule(after.rpartition(".")[0])
-        sequence = Sequence(group)
-        decoder.register_forward_pre_hook(functools.partial(_cut_deep_features, sequence), with_kwargs=True)
+    sequence = Sequence(group)
+    firsts, afters = zip(*rules.sequence_parallel, strict=True)
+    # Pipeline stages of one rank share a stack, but each has a first layer of its own.
+    for first in firsts:
         # Hooks run in the order in which they are registered: this one before sequence parallelism's.
-        model.get_submodule(first).register_forward_pre_hook(functools.partial(_cut_input, sequence), with_kwargs=True)
-        for unit in rules.units:
-            if unit.rpartition(".")[0] == stack:
-                _cut_unit(model.get_submodule(unit), unit, sequence)
+        if (layer := find_module(model, first)) is not None:  # another pipeline rank may have it
+            layer.register_forward_pre_hook(functools.partial(_cut_input, sequence), with_kwargs=True)
+    for decoder in {after.rpartition(".")[0] for after in afters}:
+        hook = functools.partial(_cut_deep_features, sequence)
+        model.get_submodule(decoder).register_forward_pre_hook(hook, with_kwargs=True)
+    stacks = {first.rpartition(".")[0] for first in firsts}
+    for unit in rules.units:
+        if unit.rpartition(".")[0] in stacks:
+            _cut_unit(model.get_submodule(unit), unit, sequence)
 
 
 def _cut_unit(layer: nn.Module, name: str, sequence: Sequence) -> None:

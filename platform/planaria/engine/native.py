@@ -26,7 +26,7 @@ from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES, Held, StepResul
 from planaria.engine.replicas import compare
 from planaria.engine.sharded import Shard, fsdp_modules, shapes_of, shard_model
 from planaria.engine.staged_model import staged_model
-from planaria.layout import AXES, Layout, LayoutError
+from planaria.layout import AXES, Layout
 from planaria.recipe import (
     BoundedRecipe,
     ContrastiveRecipe,
@@ -56,8 +56,6 @@ class NativeEngine:
     """
 
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-        if layout.pp > 1 and layout.cp > 1:
-            raise LayoutError(f"layout {layout}: the native engine does not combine pp with cp; set one of them to 1")
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device
         self.step_done = 0
         self.model = build(recipe, job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -47,14 +47,14 @@ class StagedModel:
     its hooks (FSDP2's), while what lies below is put together for one stage at a time.
 
     Args:
-        sequence_group: ranks over which the sequence of activations between stages is sharded, if it is.
+        sequence_groups: over which ranks the sequence of activations between stages is sharded, the finest cut first.
     """
 
     def __init__(
-        self, recipe: StagedRecipe, model: nn.Module, cut: StageCut, sequence_group: dist.ProcessGroup | None
+        self, recipe: StagedRecipe, model: nn.Module, cut: StageCut, sequence_groups: Sequence[dist.ProcessGroup]
     ) -> None:
         self.model, self.cut = model, cut
-        self._recipe, self._group = recipe, sequence_group
+        self._recipe, self._groups = recipe, sequence_groups
         self._original: Callable[..., Any] = model.forward
         self._stage: int | None = None
         self._hidden: Tensor | None = None
@@ -108,7 +108,10 @@ class StagedModel:
         if self._hidden is None:
             out = self._original(*args, **kwargs)
         else:
-            hidden = self._hidden if self._group is None else c.join_sequence(self._hidden, self._group)
+            hidden = self._hidden
+            for group in self._groups:
+                # The layers take their part of it again, so that is where all the gradient comes from.
+                hidden = c.join_sequence(hidden, group)
             model = cast(nn.Module, _Callable(self.model, self._original))
             out = self._recipe.resume(model, hidden, *args, **kwargs)
         _, exit_ = self._prepared(self._stage)
@@ -143,5 +146,10 @@ def staged_model(
     check_model(model, sharding)
     bounds = balanced_bounds(model, rules, stages)
     cut = cut_model(model, sharding, rules, bounds, layout.pp, layout.coords(mesh.get_rank())["pp"])
-    sharded = layout.tp > 1 and job.layout.sequence_parallel and is_sharded_sequence(cut.sharding, rules)
-    return StagedModel(recipe, model, cut, mesh.get_group("tp") if sharded else None)
+    groups = []
+    if is_sharded_sequence(cut.sharding, rules):
+        if layout.tp > 1 and job.layout.sequence_parallel:
+            groups.append(mesh.get_group("tp"))
+        if layout.cp > 1:
+            groups.append(mesh.get_group("cp"))
+    return StagedModel(recipe, model, cut, groups)

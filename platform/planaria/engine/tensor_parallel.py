@@ -146,24 +146,22 @@ def _cut_unit(
     uncovered: list[str] = []
     split_parents: set[str] = set()
     joined_parents: set[str] = set()
+    adapted: list[str] = []
     for name, module in list(unit.named_modules()):
         parent, _, leaf = name.rpartition(".")
         full = f"{unit_name}.{name}" if name else unit_name
-        if not rules.replicate.isdisjoint(name.split(".")):
+        if not rules.replicate.isdisjoint(name.split(".")) or any(name.startswith(f"{within}.") for within in adapted):
             continue
-        if type(module) is nn.Linear and leaf in rules.colwise:
+        if is_adapted(module) and leaf in rules.colwise | rules.rowwise:
+            adapted.append(name)
+            (split_parents if leaf in rules.colwise else joined_parents).add(parent)
+            _cut_adapted(module, full, leaf in rules.colwise, group, sequence, cuts)
+        elif type(module) is nn.Linear and leaf in rules.colwise:
             split_parents.add(parent)
-            _shrink(module, "weight", 0, group, full, cuts)
-            _shrink(module, "bias", 0, group, full, cuts)
-            module.out_features //= group.size()
+            _split_columns(module, full, group, cuts)
         elif type(module) is nn.Linear and leaf in rules.rowwise:
             joined_parents.add(parent)
-            _shrink(module, "weight", 1, group, full, cuts)
-            module.in_features //= group.size()
-            row = _as_row_linear(module, group, sequence)
-            unit.get_submodule(parent).register_module(leaf, row)
-            if module.bias is not None:
-                cuts[f"{full}.bias"] = TPCut(partial=sequence)
+            unit.get_submodule(parent).register_module(leaf, _split_rows(module, full, group, sequence, cuts))
         else:
             for pname, parameter in module.named_parameters(recurse=False):
                 if parameter.dim() > 1:
@@ -177,7 +175,51 @@ def _cut_unit(
     for parent in split_parents:
         _hook_input(unit.get_submodule(parent), c.gather_sequence if sequence else c.copy_to_tp, group)
     _mark_partial(unit, unit_name, split_parents, sequence, cuts)
+    for name in adapted:
+        if name.rpartition(".")[2] in rules.rowwise:
+            # The second factor sees what the first one has summed over the group: like a bias of the layer.
+            for key in unit.get_submodule(name).lora_B:  # type: ignore[union-attr]
+                cuts[f"{unit_name}.{name}.lora_B.{key}.weight"] = TPCut(partial=sequence)
     return uncovered
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether ``module`` is a linear layer that peft has put low-rank adapters around (Hu et al., arXiv:2106.09685)."""
+    return all(hasattr(module, name) for name in ("base_layer", "lora_A", "lora_B"))
+
+
+def _cut_adapted(
+    module: Any, full: str, columns: bool, group: dist.ProcessGroup, sequence: bool, cuts: dict[str, TPCut]
+) -> None:
+    """Cut ``y = W x + s B A x`` as its ``W`` is cut, exactly.
+
+    Columns: ``B`` loses the same output rows as ``W``; ``A`` is whole, and its gradient partial. Rows: ``A`` loses the
+    same inputs as ``W``, and its sum over the group has only as many features as the rank; ``B`` is whole.
+    """
+    if columns:
+        _split_columns(module.base_layer, f"{full}.base_layer", group, cuts)
+        for key, second in module.lora_B.items():
+            _split_columns(second, f"{full}.lora_B.{key}", group, cuts)
+    else:
+        module.base_layer = _split_rows(module.base_layer, f"{full}.base_layer", group, sequence, cuts)
+        for key, first in list(module.lora_A.items()):
+            module.lora_A[key] = _split_rows(first, f"{full}.lora_A.{key}", group, sequence, cuts)
+
+
+def _split_columns(module: nn.Linear, full: str, group: dist.ProcessGroup, cuts: dict[str, TPCut]) -> None:
+    _shrink(module, "weight", 0, group, full, cuts)
+    _shrink(module, "bias", 0, group, full, cuts)
+    module.out_features //= group.size()
+
+
+def _split_rows(
+    module: nn.Linear, full: str, group: dist.ProcessGroup, sequence: bool, cuts: dict[str, TPCut]
+) -> RowLinear:
+    _shrink(module, "weight", 1, group, full, cuts)
+    module.in_features //= group.size()
+    if module.bias is not None:
+        cuts[f"{full}.bias"] = TPCut(partial=sequence)
+    return _as_row_linear(module, group, sequence)
 
 
 def _mark_partial(

@@ -55,6 +55,10 @@ def bring(
     """
     vault = Vault(vault_root(job, Path(job.storage) / job.name), keep_last=job.checkpoint.keep_last)
     check_empty(vault)
+    if job.model is not None and job.model.lora is not None:
+        raise ExchangeError(
+            f"{folder}: a job with adapters does not import its frozen weights; it starts from them with model.path"
+        )
     contents = Contents(job)
     source = open_source(folder)
     found = match(source.shapes(), contents, source.label, ignore=ignore, fresh_optimizer=fresh_optimizer)

@@ -38,6 +38,14 @@ class Contents:
             )
 
     @cached_property
+    def plain(self) -> Contents:
+        """The same without adapters: what Hugging Face files hold."""
+        model = self.job.model
+        if model is None or model.lora is None:
+            return self
+        return Contents(self.job.model_copy(update={"model": model.model_copy(update={"lora": None})}))
+
+    @cached_property
     def recipe(self) -> VLMRecipe | DualEncoderRecipe:
         """The recipe that the job trains with."""
         return job_recipe(self.job)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from planaria.exchange.adapters import merged
 from planaria.exchange.companions import write_companions
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError, some
@@ -45,7 +46,8 @@ def export(
 ) -> Exported:
     """Write the model of ``checkpoint`` as the directory ``to``, which ``from_pretrained`` loads.
 
-    Every slice is checked against its checksum as it is read. The directory appears when it is complete.
+    Adapters are merged into the weights. Every slice is checked against its checksum as it is read. The directory
+    appears when it is complete.
 
     Args:
         contents: of the job that wrote the checkpoint.
@@ -64,19 +66,20 @@ def export(
     target, to_dtype = Path(to).expanduser().absolute(), DTYPES[dtype]
     check_target(target, force)
     _check_model(checkpoint, contents)
-    own = {key: name for name, key in _hub_names(contents).items()}
-    shapes = {key: contents.hub_shape(own[key]) for key in sorted(own)}
+    plain = contents.plain
+    own = {key: name for name, key in _hub_names(plain).items()}
+    shapes = {key: plain.hub_shape(own[key]) for key in sorted(own)}
     planned = plan_files(shapes, to_dtype, max_file_bytes)
 
     def read(key: str) -> torch.Tensor:
-        tensor = _cast(checkpoint.read(f"model/{own[key]}"), to_dtype, own[key]).reshape(shapes[key])
+        tensor = _cast(merged(checkpoint, contents, own[key]), to_dtype, own[key]).reshape(shapes[key])
         progress(tensor.nbytes)
         return tensor
 
     with appearing(target, force, planned.total) as folder:
-        write_companions(folder, contents.job, contents.model, contents.recipe.codec, to_dtype)
+        write_companions(folder, plain.job, plain.model, plain.recipe.codec, to_dtype)
         write_files(folder, planned, shapes, to_dtype, read)
-        _check_names(folder, contents, own)
+        _check_names(folder, plain, own)
     return Exported(target, checkpoint.step, len(own), len(planned.files), planned.total)
 
 

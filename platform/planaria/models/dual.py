@@ -45,6 +45,8 @@ class DualEncoderRecipe:
                 f"layout: pp={job.layout.pp}, cp={job.layout.cp}, but a dual encoder is cut neither into stages nor "
                 "along its sequences; set both to 1, and use tp where one encoder is too large for a device"
             )
+        if job.model is not None and job.model.lora is not None:
+            raise ConfigError("model.lora: a dual encoder trains without adapters; leave lora out")
         self.job = job
 
     @property

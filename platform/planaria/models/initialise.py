@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel
 
+from planaria.models.lora import reset_adapters
+
 
 def init_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Initialise ``module``, a materialised copy of ``model``'s submodule ``name``, buffers included.
@@ -28,3 +30,4 @@ def _apply(module: nn.Module, owner: PreTrainedModel) -> None:
     for child in module.children():
         _apply(child, child if isinstance(child, PreTrainedModel) else owner)
     owner._init_weights(module)
+    reset_adapters(module)

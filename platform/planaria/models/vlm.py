@@ -15,6 +15,7 @@ from planaria.data.collate import VLMCollator
 from planaria.data.source import open_dataset
 from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import build, initialise
+from planaria.models.lora import AdaptedState, add_adapters
 from planaria.models.pretrained import PretrainedState
 from planaria.models.rules import resume, sharding_rules, stage_rules
 from planaria.objectives.captioning import exact_match, token_loss_sum
@@ -89,6 +90,13 @@ class VLMRecipe:
         return self._collator(samples, weights)
 
     def build_model(self) -> nn.Module:
+        model = self.plain_model()
+        if self._model.lora is not None:
+            add_adapters(model, self._model.lora)
+        return model
+
+    def plain_model(self) -> nn.Module:
+        """The model without adapters, as Hugging Face files know it."""
         return build.build_model(self.config, self._model.freeze)
 
     def init_module(self, model: nn.Module, name: str, module: nn.Module) -> None:
@@ -98,7 +106,11 @@ class VLMRecipe:
         if self._model.path is None:
             return None
         with torch.device("meta"):
-            return PretrainedState(self._model.path, self.build_model())
+            plain = PretrainedState(self._model.path, self.plain_model())
+            if self._model.lora is None:
+                return plain
+            shapes = {name: tuple(p.shape) for name, p in self.build_model().named_parameters()}
+            return AdaptedState(plain, shapes, job.seed)
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return token_loss_sum(model, batch)

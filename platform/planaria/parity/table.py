@@ -101,6 +101,7 @@ VARIANTS: list[Variant] = [
     Variant("fsdp 3 x cp 2 (uneven)", Layout(dp_shard=3, cp=2)),
     Variant("cp 2 x tp 2 + sp", Layout(cp=2, tp=2)),
     Variant("ddp 2 x cp 2 x tp 2", Layout(dp_replicate=2, cp=2, tp=2), {"layout.sequence_parallel": False}),
+    Variant("pp 2 x cp 2 x tp 2 + sp", Layout(pp=2, cp=2, tp=2)),
     Variant("cp 2, text only", Layout(cp=2), TEXT_ONLY, ()),
     Variant("pp 2, 1f1b", Layout(pp=2), _piped("1f1b")),
     Variant("pp 2, gpipe", Layout(pp=2), _piped("gpipe")),
