@@ -10,7 +10,7 @@ from tests.support.footprint import Footprint, footprint
 
 WARM_UP = 2
 """Generations after which a process has met everything once: what it holds then is the start."""
-MOST = {"anonymous": 32 << 20, "descriptors": 60, "sockets": 30, "threads": 40}
+MOST = {"anonymous": 32 << 20, "descriptors": 30, "sockets": 15, "threads": 12}
 """Growth that is none: full caches, pages that allocators keep, connections and event loops that Ray keeps for a
 while after their peer has died. It does not grow with the number of faults, as any leak does in a long run."""
 
