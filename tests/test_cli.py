@@ -451,7 +451,7 @@ def test_evaluate_without_a_checkpoint(tmp_path, cli, job_file):
 # The configs that come with the project
 
 
-@pytest.mark.parametrize("name", ["scenes", "emoji"])
+@pytest.mark.parametrize("name", ["scenes", "emoji", "deepspeed"])
 def test_shipped_configs_are_sound(name, monkeypatch):
     monkeypatch.delenv("PLANARIA_EMOJI", raising=False)
     monkeypatch.setenv("PLANARIA_STORAGE", "/shared/runs")

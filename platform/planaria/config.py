@@ -276,8 +276,6 @@ class LayoutConfig(Section):
                 f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
                 "set pipeline_schedule: interleaved, or virtual_stages: 1"
             )
-        if self.pp > 1 and self.cp > 1:
-            raise ValueError(f"pp={self.pp} and cp={self.cp} cannot be combined yet; set one of them to 1")
         if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
             raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
         return self

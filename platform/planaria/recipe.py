@@ -83,6 +83,8 @@ class ShardingRules:
     rowwise: frozenset[str] = frozenset()
     replicate: frozenset[str] = frozenset()
     sequence_parallel: tuple[tuple[str, str], ...] = ()
+    head_attributes: frozenset[str] = frozenset()
+    """Integer attributes of modules with colwise leaves that their forward reshapes heads by, and TP divides."""
     vocabulary_head: str | None = None
     """Name of an untied output ``nn.Linear`` that TP splits by vocabulary."""
     heads: Mapping[str, int] = field(default_factory=dict)
@@ -119,11 +121,14 @@ class StageRules:
 
     ``positions``: positions per sample that pass through the modules below a name; what cost is modelled from.
     Names that are not listed count 1.
+
+    ``together``: how many of the first layers stay in the first stage, since more than hidden states connects them.
     """
 
     layers: tuple[str, ...]
     last: tuple[str, ...] = ()
     positions: Mapping[str, int] = field(default_factory=dict)
+    together: int = 1
     seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Measured times of forward and backward pass per micro-batch, by name of layer; ``first`` and ``last`` are what
     these stages do besides. Where given, cuts follow them instead of modelled costs; names that miss count nothing."""

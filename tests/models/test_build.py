@@ -39,7 +39,10 @@ def _recipe(tree: dict[str, Any], **overrides: Any) -> VLMRecipe:
     ("tree", "message"),
     [
         ({}, "model.config.model_type: None is not supported; use one of llava"),
-        ({"model_type": "bert"}, "model.config.model_type: 'bert' is not supported; use one of llava"),
+        (
+            {"model_type": "bert"},
+            "model: model_type 'bert' is not supported: transformers has no image-text model",
+        ),
         (
             _tree(vision_config__model_type="vit"),
             "model.config.vision_config.model_type: 'vit' is not supported; use one of clip_vision_model",
@@ -145,14 +148,16 @@ def test_exactly_what_gets_no_gradient_is_frozen(preset: str, layer: Any) -> Non
 )
 def test_placeholders_are_as_many_as_the_tower_yields(preset: str, strategy: str, tokens: int) -> None:
     recipe = _recipe(_tree(preset, vision_feature_select_strategy=strategy))
-    assert build.image_tokens(recipe.config) == tokens
+    assert recipe.family.pictures(recipe.config).tokens == tokens
     model = recipe.build_model()
     features = model.model.get_image_features(pixel_values=torch.zeros(1, 3, 32, 32)).pooler_output
     assert [tuple(image.shape) for image in features] == [(tokens, 96)]
 
 
 def test_pixel_statistics_are_those_of_the_directory_else_of_the_tower(tmp_path: Path) -> None:
-    clip, siglip = (_recipe(_tree(preset)).config for preset in ("llava-tiny", "llava-siglip-qwen-tiny"))
+    recipes = [_recipe(_tree(preset)) for preset in ("llava-tiny", "llava-siglip-qwen-tiny")]
+    pictures = [recipe.family.pictures(recipe.config) for recipe in recipes]
+    clip, siglip = ((one.mean, one.std) for one in pictures)
     assert build.pixel_statistics(clip, None)[0] == pytest.approx((0.4815, 0.4578, 0.4082), abs=1e-4)
     assert build.pixel_statistics(siglip, str(tmp_path)) == ((0.5,) * 3, (0.5,) * 3)
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]}')

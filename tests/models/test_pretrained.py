@@ -15,10 +15,12 @@ from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
 from planaria.config import ConfigError, JobConfig
+from planaria.engine.collectives import gather_features
 from planaria.engine.initial import first_state
 from planaria.layout import Layout
 from planaria.models.pretrained import PretrainedState
 from planaria.models.vlm import VLMRecipe
+from planaria.recipe import logits_part
 from planaria.runtime.groups import Groups
 from planaria.state.boxes import Box
 
@@ -46,7 +48,9 @@ def _logits(groups: Groups, job: JobConfig) -> Tensor:
     batch = engine._to_device(batches(recipe, job, 0, 0, 1)[0])
     batch.pop("labels")
     with torch.no_grad():
-        return engine.model(**batch).logits.clone()
+        logits = engine.model(**batch).logits
+        part = logits_part(engine.model)
+        return (logits if part.vocabulary is None else gather_features(logits, part.vocabulary)).clone()
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-10)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,23 @@ from planaria.recipe import MicroBatch
 IGNORE = -100
 """Label of a position that carries no loss."""
 
+Pack = Callable[
+    [NDArray[np.float32], Sequence[bool], NDArray[np.int64], NDArray[np.bool_]], dict[str, NDArray[np.generic]]
+]
+"""``pack(pixels_N3SS, has_image, mask_BL, placeholders_BL)``: the model's picture inputs.
+
+``pixels`` are the normalised pictures in the order of the rows that have one; ``placeholders`` marks their tokens.
+The first dimension of what it makes need not be the batch, so a micro-batch is never cut by rows.
+"""
+
 _Row = tuple[list[int], list[int]]
 """Token ids and labels of one row, without padding."""
 
 
 class VLMCollator:
-    """Builds ``input_ids``, ``attention_mask``, ``labels`` (int64 [B, L]) and ``pixel_values`` (float32 [N, 3, S, S]).
+    """Builds ``input_ids``, ``attention_mask``, ``labels`` (int64 [B, L]) and the model's picture inputs.
+
+    By default these are ``pixel_values`` (float32 [N, 3, S, S]).
 
     A row is ``image_tokens`` placeholders (if it has an image), newline, prompt, newline, answer, end of sequence.
     N is the number of rows with an image, in row order. Labels stand at the answer and its end, and are NOT
@@ -36,6 +47,7 @@ class VLMCollator:
         std: Sequence[float],
         max_length: int,
         pad_multiple: int = 8,
+        pack: Pack | None = None,
     ) -> None:
         """
         Args:
@@ -46,6 +58,7 @@ class VLMCollator:
             std: per channel, positive.
             max_length: most tokens of a row, placeholders included.
             pad_multiple: L is rounded up to a multiple of this.
+            pack: makes the model's picture inputs; by default ``pixel_values`` as they are.
 
         Raises:
             ValueError: a size that cannot work, or no room for a prompt and a target behind the placeholders.
@@ -68,6 +81,7 @@ class VLMCollator:
                 f"{-(-(image_tokens + 2) // pad_multiple) * pad_multiple}"
             )
         self.codec = codec
+        self._pack = pack
         self.image_tokens = image_tokens
         self.image_size = image_size
         self.mean = tuple(mean)
@@ -91,10 +105,15 @@ class VLMCollator:
             pictures.append(np.full((self.image_size, self.image_size, 3), 255, dtype=np.uint8))
             ids = [self.codec.image_id] * self.image_tokens + [self.codec.eos_id]
             rows.append((ids, [IGNORE] * len(ids)))
-        arrays: dict[str, NDArray[np.generic]] = dict(self._pad(rows))
-        arrays["pixel_values"] = np.stack(
-            [preprocess(picture, self.image_size, self.mean, self.std) for picture in pictures]
-        )
+        padded = self._pad(rows)
+        arrays: dict[str, NDArray[np.generic]] = dict(padded)
+        pixels_N3SS = np.stack([preprocess(picture, self.image_size, self.mean, self.std) for picture in pictures])
+        if self._pack is None:
+            arrays["pixel_values"] = pixels_N3SS
+        else:
+            placeholders_BL = arrays["input_ids"] == self.codec.image_id
+            has_image = [any(token == self.codec.image_id for token in ids) for ids, _ in rows]
+            arrays |= self._pack(pixels_N3SS, has_image, padded["attention_mask"], placeholders_BL)
         return MicroBatch(
             arrays=arrays,
             # Position 0 predicts nothing: the shifted loss never sees its label.

@@ -17,10 +17,10 @@ import copy
 import functools
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from planaria.engine.deep_features import own_features
 from planaria.engine.tensor_parallel import SEQUENCE_ARGUMENT, ShardingError, find_module
 from planaria.engine.ulysses import Attention, attend
 from planaria.recipe import PartialLogitsRecipe, Recipe, ShardingRules
@@ -167,18 +167,7 @@ def _cut_positions(sequence: Sequence, _: nn.Module, args: tuple[Any, ...], kwar
 
 
 def _cut_deep_features(sequence: Sequence, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Image features that are added behind the first layers (Qwen3-VL's deepstack): those of this rank's positions.
-
-    The mask [B, L] says where; the features of all rows and positions stand one after another.
-    """
-    mask_BL, features = kwargs.get("visual_pos_masks"), kwargs.get("deepstack_visual_embeds")
-    if mask_BL is None or features is None:
-        return args, kwargs
-    own_BL = torch.zeros_like(mask_BL)
-    sequence.part(own_BL, 1).fill_(True)
-    kept = own_BL[mask_BL]
-    cut = {"visual_pos_masks": sequence.part(mask_BL, 1), "deepstack_visual_embeds": [x[kept] for x in features]}
-    return args, kwargs | cut
+    return args, own_features(kwargs, lambda whole: sequence.part(whole, 1))
 
 
 def _check_attended(sequence: Sequence, name: str, *_: Any) -> None:

@@ -138,9 +138,11 @@ def staged_model(
             "stage_rules() and resume() (planaria.recipe.StagedRecipe), or set layout.pp=1"
         )
     rules, stages = recipe.stage_rules(model), layout.pp * job.layout.virtual_stages
-    if stages > len(rules.layers):
+    free = len(rules.layers) - rules.together + 1
+    if stages > free:
+        bound = f" ({rules.together} in the first stage)" if rules.together > 1 else ""
         raise LayoutError(
-            f"layout {layout}: {len(rules.layers)} layers cannot be cut into {stages} stages (pp={layout.pp}, "
+            f"layout {layout}: {len(rules.layers)} layers{bound} cannot be cut into {stages} stages (pp={layout.pp}, "
             f"virtual_stages={job.layout.virtual_stages}); lower layout.pp or layout.virtual_stages"
         )
     check_model(model, sharding)

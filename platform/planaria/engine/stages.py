@@ -73,7 +73,7 @@ def balanced_bounds(model: nn.Module, rules: StageRules, stages: int) -> tuple[i
     if rules.seconds:
         measured = {name: forward + backward for name, (forward, backward) in rules.seconds.items()}
         times = [measured.get(name, 0.0) for name in rules.layers]
-        return cut(times, stages, measured.get("first", 0.0), measured.get("last", 0.0))
+        return _cut(times, rules, stages, measured.get("first", 0.0), measured.get("last", 0.0))
     units, where = [], []
     for name, parameter in model.named_parameters():
         layer = _layer_of(name, rules)
@@ -93,7 +93,13 @@ def balanced_bounds(model: nn.Module, rules: StageRules, stages: int) -> tuple[i
     sums = dict.fromkeys(range(-1, len(rules.layers) + 1), 0.0)
     for index, cost in zip(order, costs([units[i] for i in order]), strict=True):
         sums[where[index]] += cost
-    return cut([sums[i] for i in range(len(rules.layers))], stages, sums[-1], sums[len(rules.layers)])
+    return _cut([sums[i] for i in range(len(rules.layers))], rules, stages, sums[-1], sums[len(rules.layers)])
+
+
+def _cut(costs: Sequence[float], rules: StageRules, stages: int, first: float, last: float) -> tuple[int, ...]:
+    """:func:`planaria.planner.stages.cut`, with the layers that stay together in one piece."""
+    bounds = cut([sum(costs[: rules.together]), *costs[rules.together :]], stages, first, last)
+    return (0, *(bound + rules.together - 1 for bound in bounds[1:]))
 
 
 def cut_model(

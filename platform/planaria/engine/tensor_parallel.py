@@ -17,9 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planaria.engine import collectives as c
+from planaria.engine.deep_features import own_features
 from planaria.recipe import ShardingRules
 
 SEQUENCE_ARGUMENT = "hidden_states"
+OTHER_ARGUMENT = "cross_attention_states"
+"""What a module with split projections may take beside its hidden states; whole on every rank."""
 
 
 class ShardingError(ValueError):
@@ -126,6 +129,8 @@ def apply_tensor_parallel(
                 module = find_module(model, name)
                 if module is not None:
                     _hook_input(module, collective, group)
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in afters):
+            _hook_deep_features(model.get_submodule(name), group)
     return cuts
 
 
@@ -173,7 +178,13 @@ def _cut_unit(
             "connection (attention, MLP); regroup the layers, or keep them whole with replicate"
         )
     for parent in split_parents:
-        _hook_input(unit.get_submodule(parent), c.gather_sequence if sequence else c.copy_to_tp, group)
+        owner = unit.get_submodule(parent)
+        _hook_input(owner, c.gather_sequence if sequence else c.copy_to_tp, group)
+        _hook_other_input(owner, group)
+        for attribute in rules.head_attributes:
+            count = getattr(owner, attribute, None)
+            if isinstance(count, int):
+                setattr(owner, attribute, count // group.size())
     _mark_partial(unit, unit_name, split_parents, sequence, cuts)
     for name in adapted:
         if name.rpartition(".")[2] in rules.rowwise:
@@ -278,6 +289,28 @@ def _hook_input(module: nn.Module, collective: Any, group: dist.ProcessGroup) ->
         return args, kwargs | {SEQUENCE_ARGUMENT: collective(kwargs[SEQUENCE_ARGUMENT], group)}
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _hook_other_input(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Sum the gradient of :data:`OTHER_ARGUMENT`, of which each rank's heads give a share."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        other = kwargs.get(OTHER_ARGUMENT)
+        return args, kwargs if other is None else kwargs | {OTHER_ARGUMENT: c.copy_to_tp(other, group)}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _hook_deep_features(decoder: nn.Module, group: dist.ProcessGroup) -> None:
+    """Cut what a decoder adds to its hidden states between layers, as these are cut themselves."""
+
+    def part(whole_BL: Tensor) -> Tensor:
+        return whole_BL.chunk(group.size(), dim=1)[group.rank()]
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, own_features(kwargs, part, lambda x_NH: c.copy_to_tp(x_NH, group))
+
+    decoder.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def apply_vocabulary_parallel(

@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
-from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from planaria.config import ConfigError, ModelConfig
+from planaria.models.families import FAMILIES, Family, generic
 from planaria.models.presets import PRESETS
-
-SUPPORTED: dict[str, Any] = {"llava": LlavaForConditionalGeneration}
-TOWERS = ("clip_vision_model", "siglip_vision_model")
-DECODERS = ("llama", "qwen2")
 
 
 def hf_config(model: ModelConfig, *, vocab_size: int, image_token_id: int) -> PreTrainedConfig:
@@ -37,58 +36,58 @@ def hf_config(model: ModelConfig, *, vocab_size: int, image_token_id: int) -> Pr
     return _from_tree(tree, vocab_size, image_token_id)
 
 
-def build_model(config: PreTrainedConfig, freeze: tuple[str, ...]) -> nn.Module:
+def family_of(config: PreTrainedConfig) -> Family:
+    """The family of ``config``: one of the table, or what the generic rules make of its class.
+
+    Raises:
+        ConfigError: no class of image-text models, or one that the generic rules do not cover; lists what is missing.
+    """
+    known = FAMILIES.get(config.model_type)
+    if known is not None:
+        return known
+    try:
+        with torch.device("meta"):
+            return generic.family_of(_class_of(config)(config))
+    except ValueError as error:
+        raise ConfigError(
+            f"model: model_type {config.model_type!r} has no family of its own ({', '.join(FAMILIES)}), and the "
+            f"generic rules do not cover it: {error}"
+        ) from None
+
+
+def build_model(config: PreTrainedConfig, family: Family, freeze: tuple[str, ...]) -> nn.Module:
     """The model, on the current default device; parts that cannot or shall not train are frozen."""
-    network = SUPPORTED[config.model_type](config)
+    network: Any = _class_of(config)(config)
     network.config._attn_implementation = "sdpa"
-    freeze_unused_tail(network)
-    parts = {
-        "vision": network.model.vision_tower,
-        "projector": network.model.multi_modal_projector,
-    }
-    for part in freeze:
-        if part == "language":
-            network.model.language_model.requires_grad_(False)
-            network.lm_head.requires_grad_(False)
-        else:
-            parts[part].requires_grad_(False)
-    return network
+    family.freeze_unused(network)
+    for name, parameter in network.named_parameters():
+        if family.part_of(name) in freeze:
+            parameter.requires_grad_(False)
+    built: nn.Module = network
+    return built
 
 
-def freeze_unused_tail(network: LlavaForConditionalGeneration) -> None:
-    """Freeze tower parameters behind the feature layer: they never get a gradient, and would only be decayed."""
-    tower, layer = network.model.vision_tower, network.config.vision_feature_layer
-    chosen = layer if isinstance(layer, list) else [layer]
-    layers = tower.encoder.layers
-    # hidden_states[0] is the embedding, hidden_states[i] the output of layer i-1.
-    last_used = max(index if index >= 0 else len(layers) + 1 + index for index in chosen)
-    for unused in layers[last_used:]:
-        unused.requires_grad_(False)
-    for name in ("post_layernorm", "head"):
-        module = getattr(tower, name, None)
-        if isinstance(module, nn.Module):
-            module.requires_grad_(False)
-
-
-def image_tokens(config: PreTrainedConfig) -> int:
-    """Placeholder tokens per picture."""
-    vision = config.vision_config
-    patches = (vision.image_size // vision.patch_size) ** 2
-    class_token = 1 if vision.model_type == "clip_vision_model" else 0
-    return int(patches + class_token - (1 if config.vision_feature_select_strategy == "default" else 0))
-
-
-def pixel_statistics(config: PreTrainedConfig, path: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) per channel: from the directory's preprocessor_config.json, else what the tower was made for."""
+def pixel_statistics(
+    usual: tuple[tuple[float, ...], tuple[float, ...]], path: str | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) per channel: from the directory's preprocessor_config.json, else the ``usual`` ones."""
     if path is not None:
         file = Path(path) / "preprocessor_config.json"
         if file.exists():
             stored = json.loads(file.read_text(encoding="utf-8"))
             if "image_mean" in stored and "image_std" in stored:
                 return tuple(stored["image_mean"]), tuple(stored["image_std"])
-    if config.vision_config.model_type == "siglip_vision_model":
-        return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-    return (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    return usual
+
+
+def _class_of(config: PreTrainedConfig) -> Any:
+    found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    if found is None:
+        raise ConfigError(
+            f"model: model_type {config.model_type!r} is not supported: transformers has no image-text model for it; "
+            f"use one of {', '.join(FAMILIES)}"
+        )
+    return found[0] if isinstance(found, (list, tuple)) else found
 
 
 def _from_directory(path: str) -> PreTrainedConfig:
@@ -103,45 +102,32 @@ def _from_directory(path: str) -> PreTrainedConfig:
 
 
 def _from_tree(tree: dict[str, Any], vocab_size: int, image_token_id: int) -> PreTrainedConfig:
-    if tree.get("model_type") not in SUPPORTED:
-        raise ConfigError(
-            f"model.config.model_type: {tree.get('model_type')!r} is not supported; use one of {', '.join(SUPPORTED)}"
-        )
+    kind = tree.get("model_type")
+    if kind is None:
+        raise ConfigError(f"model.config.model_type: None is not supported; use one of {', '.join(FAMILIES)}")
     text: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": None} | dict(tree.get("text_config") or {})
     vision = dict(tree.get("vision_config") or {})
     rest = {k: v for k, v in tree.items() if k not in ("model_type", "text_config", "vision_config")}
     try:
-        config = LlavaConfig(text_config=text, vision_config=vision, **rest)
+        config: Any = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **rest)
     except Exception as error:
         raise ConfigError(f"model.config: transformers refuses it: {error}") from None
+    checked = _checked(config, "model.config")
     config.image_token_id = image_token_id
-    config.image_seq_length = image_tokens(config)
+    if hasattr(config, "image_seq_length"):
+        config.image_seq_length = family_of(config).pictures(config).tokens
     if text["vocab_size"] < vocab_size:
         raise ConfigError(
             f"model.config.text_config.vocab_size: {text['vocab_size']} is smaller than the tokenizer's {vocab_size}; "
             "leave it out or raise it"
         )
-    return _checked(config, "model.config")
+    return checked
 
 
 def _checked(config: PreTrainedConfig, key: str) -> PreTrainedConfig:
-    if config.model_type not in SUPPORTED:
-        raise ConfigError(
-            f"{key}: model_type {config.model_type!r} is not supported; use one of {', '.join(SUPPORTED)}"
-        )
-    for part, known in (("vision_config", TOWERS), ("text_config", DECODERS)):
-        kind = getattr(config, part).model_type
-        if kind not in known:
-            raise ConfigError(f"{key}.{part}.model_type: {kind!r} is not supported; use one of {', '.join(known)}")
-    vision = config.vision_config
-    if vision.image_size % vision.patch_size:
-        raise ConfigError(
-            f"{key}.vision_config.image_size: {vision.image_size} is not a multiple of patch_size {vision.patch_size}"
-        )
-    layer, count = config.vision_feature_layer, vision.num_hidden_layers
-    for index in layer if isinstance(layer, list) else [layer]:
-        if not -count - 1 <= index <= count:  # entry 0 is the embedding, entry i the output of layer i-1
-            raise ConfigError(
-                f"{key}.vision_feature_layer: {index} is outside {-count - 1}..{count}, for a tower of {count} layers"
-            )
+    _class_of(config)
+    try:
+        family_of(config).check(config)
+    except ValueError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{key}.{error}") from None
     return config

@@ -18,6 +18,7 @@ from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import initialise
 from planaria.models.build import pixel_statistics
 from planaria.models.dual_config import build_dual, dual_config, init_logits
+from planaria.models.families.family import CLIP_STATISTICS, HALVES
 from planaria.models.pretrained import PretrainedState
 from planaria.models.rules import sharding_rules
 from planaria.objectives.contrastive import whole_batch_loss
@@ -45,8 +46,13 @@ class DualEncoderRecipe:
                 f"layout: pp={job.layout.pp}, cp={job.layout.cp}, but a dual encoder is cut neither into stages nor "
                 "along its sequences; set both to 1, and use tp where one encoder is too large for a device"
             )
-        if job.model is not None and job.model.lora is not None:
+        if job.model.lora is not None:
             raise ConfigError("model.lora: a dual encoder trains without adapters; leave lora out")
+        if job.engine.name == "deepspeed":
+            raise ConfigError(
+                "engine.name: deepspeed sees no pairs of other ranks and micro-batches, of which the loss of a dual "
+                "encoder is made; set engine.name=native"
+            )
         self.job = job
 
     @property
@@ -68,7 +74,8 @@ class DualEncoderRecipe:
 
     @cached_property
     def _collator(self) -> PairCollator:
-        mean, std = pixel_statistics(self.config, self._model.path)
+        siglip = self.config.vision_config.model_type == "siglip_vision_model"
+        mean, std = pixel_statistics(HALVES if siglip else CLIP_STATISTICS, self._model.path)
         return PairCollator(
             self.codec,
             image_size=self.config.vision_config.image_size,

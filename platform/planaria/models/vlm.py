@@ -15,6 +15,8 @@ from planaria.data.collate import VLMCollator
 from planaria.data.source import open_dataset
 from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import build, initialise
+from planaria.models.families import Family
+from planaria.models.families.family import Pictures
 from planaria.models.lora import AdaptedState, add_adapters
 from planaria.models.pretrained import PretrainedState
 from planaria.models.rules import resume, sharding_rules, stage_rules
@@ -71,20 +73,30 @@ class VLMRecipe:
         return config
 
     @cached_property
+    def family(self) -> Family:
+        """What is particular about the model's family."""
+        return build.family_of(self.config)
+
+    @cached_property
+    def _pictures(self) -> Pictures:
+        return self.family.pictures(self.config)
+
+    @cached_property
     def _collator(self) -> VLMCollator:
-        mean, std = build.pixel_statistics(self.config, self._model.path)
+        mean, std = build.pixel_statistics((self._pictures.mean, self._pictures.std), self._model.path)
         return VLMCollator(
             self.codec,
-            image_tokens=build.image_tokens(self.config),
-            image_size=self.config.vision_config.image_size,
+            image_tokens=self._pictures.tokens,
+            image_size=self._pictures.side,
             mean=mean,
             std=std,
             max_length=self.job.data.max_length,
             pad_multiple=math.lcm(PAD_MULTIPLE, self.job.layout.tp * self.job.layout.cp),
+            pack=self._pictures.pack,
         )
 
     def dataset(self, split: str) -> Dataset:
-        return open_dataset(self.job.data, split, self.config.vision_config.image_size, self.job.seed)
+        return open_dataset(self.job.data, split, self._pictures.side, self.job.seed)
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
         return self._collator(samples, weights)
@@ -97,7 +109,7 @@ class VLMRecipe:
 
     def plain_model(self) -> nn.Module:
         """The model without adapters, as Hugging Face files know it."""
-        return build.build_model(self.config, self._model.freeze)
+        return build.build_model(self.config, self.family, self._model.freeze)
 
     def init_module(self, model: nn.Module, name: str, module: nn.Module) -> None:
         initialise.init_module(model, name, module)
@@ -116,21 +128,25 @@ class VLMRecipe:
         return token_loss_sum(model, batch)
 
     def sharding(self, model: nn.Module) -> ShardingRules:
-        return sharding_rules(model, self.config)
+        return sharding_rules(model, self.config, self.family)
 
     def stage_rules(self, model: nn.Module) -> StageRules:
-        text, vision = self.job.data.max_length, build.image_tokens(self.config)
-        rules = stage_rules(model, {"": text, "model.vision_tower": vision, "model.multi_modal_projector": vision})
+        family = self.family
+        pictures = dict.fromkeys((*family.vision, *family.projector), self._pictures.tokens)
+        rules = stage_rules(model, self.config, family, {"": self.job.data.max_length} | pictures)
         if rules is None:
-            raise ConfigError(f"layout.pp: {type(model).__name__} has no decoder to cut into stages; set layout.pp=1")
+            raise ConfigError(
+                f"layout.pp: {type(model).__name__} has no decoder to cut into stages, or one whose layers need more "
+                "than the hidden states of the layer before (cross-attention, deepstack); set layout.pp=1"
+            )
         return rules
 
     def resume(self, model: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         assert not args  # the losses name their arguments
-        return resume(model, hidden, kwargs)
+        return resume(model, self.family, hidden, kwargs)
 
     def lr_scale(self, name: str) -> float:
-        return self.job.optim.vision_lr_scale if ".vision_tower." in f".{name}" else 1.0
+        return self.job.optim.vision_lr_scale if self.family.part_of(name) == "vision" else 1.0
 
     def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return exact_match(model, batch)

@@ -46,12 +46,9 @@ def exact_match(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def _predictions(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, LogitsPart]:
     """Logits and what each position should predict: the label of the next one, also where another rank has it."""
-    out = model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        pixel_values=batch["pixel_values"],
-        use_cache=False,
-    )
+    # Besides ids and mask whatever the model's family takes: pixels, grids, token types, cross-attention masks.
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    out = model(**inputs, use_cache=False)
     part = logits_part(model)
     labels_BL = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
     if part.sequence is not None:

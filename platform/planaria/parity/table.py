@@ -12,6 +12,7 @@ from typing import Any
 from planaria.config import JobConfig
 from planaria.layout import Layout
 from planaria.models.choose import job_recipe
+from planaria.models.presets import PRESETS
 from planaria.recipe import Recipe
 
 
@@ -66,12 +67,9 @@ def _pairs(name: str) -> Family:
     return Family(name.removesuffix("-tiny"), {"model.preset": name, **pairs})
 
 
-FAMILIES: list[Family] = [
-    _preset("llava-tiny"),
-    _preset("llava-siglip-qwen-tiny"),
-    _pairs("clip-tiny"),
-    _pairs("siglip-tiny"),
-]
+DUAL = ("clip-tiny", "siglip-tiny")
+
+FAMILIES: list[Family] = [_pairs(name) if name in DUAL else _preset(name) for name in PRESETS]
 
 TEXT_ONLY = {"data.scenes.text_only_fraction": 1.0}
 PICTURES_ONLY = {"data.scenes.text_only_fraction": 0.0, "train.micro_batch": 8}
