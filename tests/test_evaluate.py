@@ -14,6 +14,7 @@ from planaria.data.builder import BatchBuilder
 from planaria.engine.initial import InitialState
 from planaria.engine.native import NativeEngine
 from planaria.layout import Layout
+from planaria.models.choose import job_recipe
 from planaria.models.vlm import VLMRecipe
 from planaria.state.vault import Vault
 
@@ -102,3 +103,25 @@ def test_greedy_decoding_agrees_with_scoring(run_dir):
             assert (said[0] if said else recipe.codec.eos_id) == first
             right = [*said, recipe.codec.eos_id][: len(wanted)] == wanted
             assert right == bool(engine.score(builder.eval_batch(index, index + 1, 1).batch)[0] == 1)
+
+
+def test_a_dual_encoder_is_scored_by_retrieval(tmp_path):
+    tree = job_in(tmp_path).model_dump(mode="json")
+    tree["model"]["preset"] = "siglip-tiny"
+    tree["data"]["scenes"] |= {"caption_fraction": 1.0, "text_only_fraction": 0.0}
+    job = parse(tree)
+    recipe = job_recipe(job)
+    with lone_mesh(CPU) as mesh:
+        engine = NativeEngine(recipe, job, Layout(), mesh, CPU)
+        engine.load(InitialState(recipe, job))
+        builder = BatchBuilder(recipe.dataset("train"), recipe.collate, 0, 4, True)
+        batches = builder.build(0, 0, 4, 2).micro_batches
+        engine.train_step(batches, 4)
+        writer = Vault(tmp_path / job.name).writer(1, "t")
+        slices = writer.write_shard(0, engine.pieces())
+        writer.commit(slices, {"layout": "single", "job": job.model_dump(mode="json")}, expected=engine.expected())
+    result = CliRunner().invoke(app, ["evaluate", str(tmp_path / job.name), "--examples", "2"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.stderr
+    assert "recall at 1 / 5 / 10 among 24 pairs: image to text" in result.output
+    assert "scenes/val/0" in result.output and "scenes/val/1" in result.output
+    assert "scenes/val/2" not in result.output

@@ -276,8 +276,6 @@ class LayoutConfig(Section):
                 f"virtual_stages={self.virtual_stages}, but {self.pipeline_schedule} has one stage per rank; "
                 "set pipeline_schedule: interleaved, or virtual_stages: 1"
             )
-        if self.pp > 1 and self.cp > 1:
-            raise ValueError(f"pp={self.pp} and cp={self.cp} cannot be combined yet; set one of them to 1")
         if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
             raise ValueError("pipeline_schedule: interleaved needs virtual_stages of at least 2; set it, or take 1f1b")
         return self
@@ -290,6 +288,39 @@ class ContrastiveConfig(Section):
         8192, ge=1, description="features of all ranks that a rank compares its own with at a time: bounds its memory"
     )
     max_scale: float = Field(100.0, gt=1, description="greatest factor on the logits that the model may learn")
+
+
+class CommunicationConfig(Section):
+    """What travels between ranks in a step, and how; see docs/communication.md."""
+
+    accumulate: Literal["shard", "whole"] = Field(
+        "shard",
+        description="gradients between the micro-batches of a step: shard: reduce-scattered after each, which needs "
+        "the memory of a shard; whole: kept whole and sent once, after the last",
+    )
+    prefetch: bool = Field(True, description="gather the next layer's parameters while one layer computes forward")
+    compression: Literal["none", "bf16", "int8", "powersgd"] = Field(
+        "none", description="of gradients between replicas (dp_replicate); int8 and powersgd with error feedback"
+    )
+    powersgd_rank: int = Field(4, ge=1, le=128, description="rank of the factors that powersgd sends per matrix")
+    bucket_mb: float = Field(16.0, gt=0, description="most gradient in one compressed message between replicas, MB")
+    sync_every: int | None = Field(
+        None,
+        ge=1,
+        description="steps that each replica trains for itself before an outer step joins them (local SGD, DiLoCo); "
+        "null: replicas add up their gradients in every step",
+    )
+    outer_lr: float = Field(0.7, gt=0, description="learning rate of the outer step; 1 without momentum: the mean")
+    outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CommunicationConfig:
+        if self.sync_every is not None and self.compression != "none":
+            raise ValueError(
+                f"compression={self.compression} is for gradients, of which none are sent with "
+                f"sync_every={self.sync_every}; remove one of the two"
+            )
+        return self
 
 
 class ElasticConfig(Section):
@@ -416,6 +447,7 @@ class JobConfig(Section):
     train: TrainConfig
     engine: EngineConfig = EngineConfig()
     layout: LayoutConfig = LayoutConfig()
+    communication: CommunicationConfig = CommunicationConfig()
     elastic: ElasticConfig = ElasticConfig()
     health: HealthConfig = HealthConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -461,6 +493,52 @@ class JobConfig(Section):
             )
         if self.engine.name == "deepspeed":
             _check_deepspeed(self)
+        return self
+
+    @model_validator(mode="after")
+    def _native_only(self) -> JobConfig:
+        given = self.communication
+        if self.engine.name != "native" and given != CommunicationConfig():
+            changed = sorted(key for key, value in given if value != getattr(CommunicationConfig(), key))
+            raise ValueError(
+                f"communication.{changed[0]} has no effect with engine.name={self.engine.name}; "
+                "remove it, or set engine.name=native"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _remembered(self) -> JobConfig:
+        """What communication remembers of each parameter goes neither with pipeline stages nor with a loss scale."""
+        given = self.communication
+        feedback = given.compression in ("int8", "powersgd")
+        if self.layout.pp > 1 and (feedback or given.sync_every is not None):
+            key = f"compression={given.compression}" if feedback else f"sync_every={given.sync_every}"
+            raise ValueError(f"communication.{key} does not go with layout.pp={self.layout.pp} yet; set layout.pp=1")
+        if self.train.precision == "fp16" and feedback:
+            raise ValueError(
+                f"communication.compression={given.compression} feeds errors back from one step to the next, between "
+                "which the loss scale of train.precision=fp16 may change; take bf16 for one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _outer_steps(self) -> JobConfig:
+        """Between outer steps replicas differ, so that there is no state of the job to keep."""
+        length = self.communication.sync_every
+        if length is None:
+            return self
+        for key, steps in (("train.steps", self.train.steps), ("checkpoint.every", self.checkpoint.every)):
+            if steps % length:
+                raise ValueError(
+                    f"{key}={steps} is no multiple of communication.sync_every={length}, and between outer steps "
+                    "there is nothing to keep; make it one"
+                )
+        every = self.memory.every
+        if every and every % length and length % every:
+            raise ValueError(
+                f"memory.every={every} and communication.sync_every={length}: snapshots are taken after outer steps; "
+                "let one be a multiple of the other"
+            )
         return self
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from planaria.control.chronicle import Chronicle
 from planaria.control.generation import Generation
 from planaria.control.status import Status
 from planaria.layout import Layout
-from planaria.observe.record import RunRecord, read_lines
+from planaria.objectives.evaluate import Scores
+from planaria.objectives.retrieval import RetrievalScores
+from planaria.observe.record import RunRecord, finite, read_lines
 from planaria.planner.plan import Plan
 
 JOB = parse({"model": {"preset": "llava-tiny"}, "train": {"steps": 9, "global_batch": 2}})
@@ -141,9 +145,25 @@ def test_steps_evaluation_and_skipped_steps_reach_the_account(book: Book) -> Non
     book.chronicle.take("worker-0", phase)
     book.chronicle.take("worker-1", phase | {"rank": 1, "phase": "data"})
     time.sleep(0.01)
-    book.chronicle.take("worker-0", {"t": "eval", "gen": 1, "rank": 0, "step": 2, "accuracy": 1.0, "chance": 0.5})
+    scores = {"samples": 4, "exact_match": 1.0, "questions": 4, "accuracy": 1.0, "chance": 0.5}
+    book.chronicle.take("worker-0", {"t": "eval", "gen": 1, "rank": 0, "step": 2, **scores})
     spent = book.chronicle.account.view(time.monotonic() + 100)
     assert 0.01 <= spent["evaluation"] < 50 < 99 < spent["under_way"]
+    assert book.chronicle.evaluation == {"step": 2, **scores}
+
+
+def test_whatever_was_scored_is_told(book: Book) -> None:
+    told = {
+        "chance is 50.0%": Scores(4, 1.0, 4, 1.0, 0.5),
+        "references reproduced": Scores(4, 0.5, 0, 0.0, 0.0),
+        "not a number of 4 questions": Scores(4, 1.0, 4, math.nan, 0.5),
+        "recall at 1 / 5 / 10 among 20 pairs": RetrievalScores(20, *(0.5,) * 6),
+    }
+    for scores in told.values():
+        book.chronicle.take("worker-0", {"t": "eval", "gen": 1, "rank": 0, "step": 2, **finite(asdict(scores))})
+    texts = [row["text"] for row in read_lines(book.folder / "events.jsonl") if row["event"] == "evaluation"]
+    for text, part in zip(texts, told, strict=True):
+        assert text.startswith("held out: ") and part in text
 
 
 def test_a_skipped_step_says_whether_a_loss_scale_was_too_large(book: Book) -> None:

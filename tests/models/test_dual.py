@@ -100,6 +100,8 @@ def test_classes_are_untouched() -> None:
         ({"data__scenes": {"caption_fraction": 0.5}}, "caption_fraction=1"),
         ({"data__scenes": {"caption_fraction": 1.0, "text_only_fraction": 0.1}}, "text_only_fraction=0"),
         ({"layout__cp": 2}, "set both to 1"),
+        ({"engine": {"name": "deepspeed"}, "train__precision": "fp32"}, "set engine.name=native"),
+        ({"model": {"preset": "clip-tiny", "lora": {}}}, "trains without adapters"),
         ({"model": {"config": _tree("clip", eos_token_id=5)}}, "pool at the wrong position"),
         ({"model": {"config": _tree("clip", eos_token_id=2)}}, "pool at the largest id"),
         ({"model": {"config": _tree("clip", vocab_size=100)}}, "data.tokenizer: it has"),

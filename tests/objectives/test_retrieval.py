@@ -49,6 +49,12 @@ def test_a_caption_that_occurs_twice_is_found_every_other_time() -> None:
     assert first == pytest.approx(0.5 + 0.5 + 1)
 
 
+def test_what_is_not_a_number_is_not_found() -> None:
+    image = normalize(torch.eye(4))
+    image[0] = torch.nan
+    assert recall_counts(image, normalize(torch.eye(4)), pieces).tolist() == [4, 3, 3, 3, 3, 3, 3]
+
+
 def test_the_score_is_told_beside_chance() -> None:
     scores = {f"{way}_{depth}": 0.5 for way in ("image_to_text", "text_to_image") for depth in DEPTHS}
     assert score_text(scores | {"samples": 200}) == (

@@ -28,6 +28,7 @@ class Fake:
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.step_done = 0
+        self.joined = True
         self.newest: int | None = None
         self.complete: int | None = None
         self.settled, self.room, self.draining = True, True, False
@@ -121,6 +122,16 @@ def test_all_ranks_decide_alike_whatever_each_one_sees(
                 assert due or not ranks[0].did(), "one rank that is not settled holds all back"
             for rank in ranks:
                 rank.log.clear()
+
+
+def test_nothing_is_kept_while_replicas_differ() -> None:
+    rank = Rank(job(1, 2))
+    rank.fake.joined, rank.fake.step_done = False, 2
+    rank.keeping.after_step((0, 0, 0))
+    assert rank.did() == ["complete None"]
+    rank.fake.joined, rank.fake.step_done = True, 4
+    rank.keeping.after_step((0, 0, 0))
+    assert "drain 4" in rank.did()
 
 
 def test_a_snapshot_is_complete_only_once_all_ranks_say_so() -> None:

@@ -74,6 +74,7 @@ class Engine:
     def __init__(self, **result: Any) -> None:
         self.step_done, self.recipe, self.result = 0, None, result
         self.compared: list[int] = []
+        self.joined = True
 
     def train_step(self, micro_batches: Any, targets: int, poll: Any, at: Any) -> StepResult:
         for index in range(2):
@@ -118,6 +119,24 @@ def test_every_end_keeps_the_state_as_it_must(monkeypatch, ask: str, end: End, a
 
     ended, _, kept = run(monkeypatch, Asking(), JOB, requests)
     assert (ended, kept) == (end, asked)
+
+
+@pytest.mark.parametrize(("ask", "end"), [("pause", End.PAUSED), ("stop", End.STOPPED)])
+def test_a_request_between_outer_steps_waits_for_the_next_one(monkeypatch, ask: str, end: End) -> None:
+    requests = loop.Requests()
+
+    class Rounds(Engine):
+        """Replicas are joined after every third step."""
+
+        def train_step(self, *args: Any) -> StepResult:
+            setattr(requests, ask, True)
+            result = super().train_step(*args)
+            self.joined = self.step_done % 3 == 0
+            return result
+
+    engine = Rounds()
+    ended, _, kept = run(monkeypatch, engine, JOB, requests)
+    assert (ended, engine.step_done, len(kept)) == (end, 3, 4)
 
 
 def test_the_place_is_told_in_the_order_in_which_ranks_get_ahead(monkeypatch) -> None:

@@ -72,11 +72,11 @@ class Toy(nn.Module):
 class Points:
     """Sample ``index``: [length, 3] coordinates and a class of five."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self, length: int, samples: int = 100) -> None:
+        self.length, self.samples = length, samples
 
     def __len__(self) -> int:
-        return 100
+        return self.samples
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         dice = np.random.default_rng(index)
@@ -101,9 +101,10 @@ class ToyRecipe:
     length: int = 6
     width: int = 16
     heads: int = 4
+    samples: int = 100
 
     def dataset(self, split: str) -> Dataset:
-        return Points(self.length)
+        return Points(self.length, self.samples)
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
         arrays = {

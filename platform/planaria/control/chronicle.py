@@ -12,7 +12,7 @@ from planaria.control.generation import Generation
 from planaria.control.status import Status, generation_row
 from planaria.observe.goodput import Account
 from planaria.observe.record import RunRecord
-from planaria.observe.text import percent
+from planaria.observe.text import score_text
 
 Message = dict[str, Any]
 BAD_FLOOR = 1000
@@ -76,8 +76,7 @@ class Chronicle:
             case "eval" if first_rank:
                 self.account.evaluation(False, now)
                 self.evaluation = {k: v for k, v in message.items() if k not in ("t", "gen", "rank")}
-                text = f"held out: {percent(message['accuracy'])} right, chance {percent(message['chance'])}"
-                self._tell("evaluation", text, message)
+                self._tell("evaluation", f"held out: {score_text(self.evaluation)}", message)
 
     def _share(self, generation: Generation, message: Message) -> None:
         for bad in message["bad"]:

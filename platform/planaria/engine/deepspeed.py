@@ -41,6 +41,9 @@ class DeepSpeedEngine:
     the global count of targets; DeepSpeed reduces, shards, gathers and steps.
     """
 
+    joined = True
+    """See :attr:`planaria.engine.protocol.Engine.joined`."""
+
     def __init__(self, recipe: Recipe, job: JobConfig, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
         check(recipe, layout)
         self.recipe, self.job, self.layout, self.mesh, self.device = recipe, job, layout, mesh, device

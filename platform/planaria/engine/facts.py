@@ -51,7 +51,8 @@ def _stages(recipe: Recipe, model: nn.Module, job: JobConfig) -> int | None:
             f"layout.pp: {job.layout.pp}, but {type(recipe).__name__} does not say where its model may be cut into "
             "stages; implement stage_rules() and resume() (planaria.recipe.StagedRecipe), or set layout.pp=1"
         )
-    layers, wanted = len(recipe.stage_rules(model).layers), job.layout.pp * job.layout.virtual_stages
+    rules, wanted = recipe.stage_rules(model), job.layout.pp * job.layout.virtual_stages
+    layers = len(rules.layers) - rules.together + 1  # those that stay together count once
     if wanted > layers:
         raise ConfigError(
             f"layout.pp: {job.layout.pp} with virtual_stages={job.layout.virtual_stages} makes {wanted} stages, but "

@@ -23,10 +23,13 @@ from planaria.engine.optimizer import ShardedOptimizer
 from planaria.engine.passes import AccumulatedPasses, Passes
 from planaria.engine.pipeline import PipelinedPasses
 from planaria.engine.protocol import GOOD_STEPS, SCALE, UPDATES, Held, StepResult
+from planaria.engine.reduce.make import make_sync, replicas_by_fsdp
+from planaria.engine.reduce.protocol import Setting
 from planaria.engine.replicas import compare
 from planaria.engine.sharded import Shard, fsdp_modules, shapes_of, shard_model
 from planaria.engine.staged_model import staged_model
-from planaria.layout import AXES, Layout
+from planaria.engine.wire import Wire
+from planaria.layout import AXES, Layout, LayoutError
 from planaria.recipe import (
     BoundedRecipe,
     ContrastiveRecipe,
@@ -75,6 +78,8 @@ class NativeEngine:
             train=job.train,
             partial_logits=isinstance(recipe, PartialLogitsRecipe) and recipe.partial_logits,
             owned=None if self._staged is None else self._staged.cut.owned,
+            replicas_by_fsdp=replicas_by_fsdp(job.communication),
+            prefetch=job.communication.prefetch,
         )
         if isinstance(recipe, MetaRecipe):
             self.model.to_empty(device=device)
@@ -103,11 +108,41 @@ class NativeEngine:
             self._pipeline = PipelinedPasses(recipe, self._staged, schedule, group, device, counts_loss=counts_loss)
             self._passes = self._pipeline
         elif isinstance(recipe, ContrastiveRecipe):
+            if job.communication.sync_every is not None:
+                raise LayoutError(
+                    "communication.sync_every: a contrastive loss is over the whole global batch, so that no replica "
+                    "can train for itself; remove the key"
+                )
             self._passes = ContrastivePasses(
                 recipe, self.model, self._units, layout, mesh, self.shards, counts_loss=counts_loss
             )
         else:
-            self._passes = AccumulatedPasses(recipe, self.model, self._units, layout, counts_loss=counts_loss)
+            self._passes = AccumulatedPasses(
+                recipe,
+                self.model,
+                self._units,
+                layout,
+                counts_loss=counts_loss,
+                accumulate_whole=job.communication.accumulate == "whole",
+            )
+        self.wire = Wire()
+        self._sync = make_sync(
+            Setting(
+                shards=self.optimizer.shards,
+                config=job.communication,
+                layout=layout,
+                mesh=mesh,
+                most_replicas=job.layout.dp_replicate,
+                seed=job.seed,
+                wire=self.wire,
+                moments=lambda: (value for _, _, value in self.optimizer.state()),
+            )
+        )
+
+    @property
+    def joined(self) -> bool:
+        """See :attr:`planaria.engine.protocol.Engine.joined`."""
+        return self._sync.joined
 
     @property
     def pipeline_bounds(self) -> tuple[int, ...] | None:
@@ -127,6 +162,7 @@ class NativeEngine:
             if self._scale is not None and holds(state, SCALE):
                 scale, good = (state.read(name, Box.whole(())) for name in (SCALE, GOOD_STEPS))
                 self._scale = LossScale(float(scale), int(good))
+        self._sync.load(state)
         self.step_done = state.step
 
     def state(self) -> Iterator[Held]:
@@ -135,6 +171,8 @@ class NativeEngine:
         for held, shard in self._tensors():
             if not shard.copy:
                 yield held
+        for item in self._sync.state():
+            yield Held(item.tensor, item.global_shape, item.box, item.axes, item.value)
 
     def _scalars(self) -> Iterator[Held]:
         yield Held(UPDATES, (), Box.whole(()), AXES, torch.tensor(self.optimizer.updates))
@@ -151,7 +189,8 @@ class NativeEngine:
 
     def wanted(self) -> list[tuple[str, Box]]:
         """What :meth:`load` will read."""
-        return [(held.tensor, held.box) for held in (*self._scalars(), *(held for held, _ in self._tensors()))]
+        own = [(held.tensor, held.box) for held in (*self._scalars(), *(held for held, _ in self._tensors()))]
+        return own + self._sync.wanted()
 
     def pieces(self) -> Iterator[Piece]:
         """The slices that this rank contributes to a checkpoint, on the CPU."""
@@ -173,7 +212,7 @@ class NativeEngine:
         shapes |= {f"model/{name}": shape for name, (shape, _) in self._shapes.items()}
         for key in self.optimizer.keys:
             shapes |= {f"optim/{key}/{name}": shape for name, (shape, trains) in self._shapes.items() if trains}
-        return shapes
+        return shapes | self._sync.expected()
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -207,6 +246,7 @@ class NativeEngine:
         loss_sum = self._passes.run(batches, scale / max(1, total_targets), at)
         at("reduce", 0)
         self._sum_partial_gradients()
+        self._sync.reduce()
         squares, counted_loss, votes = self._global_sums(loss_sum, poll())
         norm = math.sqrt(squares) / scale if squares >= 0 else math.nan
         finite = math.isfinite(norm) and math.isfinite(counted_loss)
@@ -227,6 +267,7 @@ class NativeEngine:
         for shard in self.shards:
             shard.parameter.grad = None
         self.step_done += 1
+        self._sync.settle(finite, self.step_done)
         compute_s = self._compute.stop()
         loss, used = counted_loss / max(1, total_targets), scale if self._scale is not None else None
         return StepResult(loss, norm, lr, total_targets, not finite, votes, compute_s, overflow, used)
@@ -236,6 +277,8 @@ class NativeEngine:
 
         None on ranks whose group another rank speaks for.
         """
+        if not self.joined:  # replicas that train for themselves differ lawfully
+            return Comparison((), 0, ()) if self._rank == 0 else None
         return compare(self.shards, self._unit_names, self.layout, self.mesh, self.device)
 
     def score(self, batch: MicroBatch) -> Tensor:

@@ -38,10 +38,18 @@ class AccumulatedPasses:
     """One micro-batch after the other through a whole model, as every layout without pipeline stages does."""
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, units: Sequence[FSDPModule], layout: Layout, *, counts_loss: bool
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        units: Sequence[FSDPModule],
+        layout: Layout,
+        *,
+        counts_loss: bool,
+        accumulate_whole: bool = False,
     ) -> None:
-        self._recipe, self._model, self._units, self._layout = recipe, model, units, layout
+        self._recipe, self._model, self._units = recipe, model, units
         self._counts_loss = counts_loss
+        self._each_time = layout.dp_shard > 1 and not accumulate_whole
 
     def run(self, batches: Sequence[Mapping[str, Tensor]], scale: float, at: At) -> Tensor:
         """See :meth:`Passes.run`."""
@@ -58,9 +66,10 @@ class AccumulatedPasses:
 
     def _reduce_gradients(self, *, last: bool) -> None:
         """Before each micro-batch: where gradients are sharded, every one is reduce-scattered, so that they never
-        need more memory than their shard; what costs no memory to postpone is sent once, after the last."""
+        need more memory than their shard, unless that memory is granted (``communication.accumulate: whole``); what
+        costs no memory to postpone is sent once, after the last."""
         for module in self._units:
-            if self._layout.dp_shard > 1:
+            if self._each_time:
                 module.set_requires_all_reduce(last, recurse=False)
             else:
                 module.set_requires_gradient_sync(last, recurse=False)

@@ -78,6 +78,12 @@ class Engine(Protocol):
     step_done: int
     """Steps completed in the state that this engine holds."""
 
+    @property
+    def joined(self) -> bool:
+        """Whether all replicas hold one state, which can be kept: false only between the outer steps of
+        ``communication.sync_every``, and the same on all ranks."""
+        ...
+
     def load(self, state: StateReader) -> None:
         """Take parameters, and optimizer state if there is any, from ``state``, whatever layout wrote it."""
         ...

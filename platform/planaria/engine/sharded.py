@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -71,6 +71,8 @@ def shard_model(
     train: TrainConfig,
     partial_logits: bool = False,
     owned: Mapping[str, Owned] | None = None,
+    replicas_by_fsdp: bool = True,
+    prefetch: bool = True,
 ) -> list[Shard]:
     """Cut ``model`` in place for this rank.
 
@@ -84,6 +86,9 @@ def shard_model(
         train: precision and recomputation.
         partial_logits: whether the loss works on parts of the vocabulary; else the logits are gathered.
         owned: whose state each parameter is, where the model is only this rank's pipeline stages.
+        replicas_by_fsdp: whether FSDP2 adds up the gradients of the replicas; else they are only reduce-scattered.
+        prefetch: whether each unit's parameters are gathered while the one before computes forward; backward FSDP2
+            does so by itself.
 
     Raises:
         ShardingError: the model or its rules cannot be cut; on every layout alike where it is not about TP.
@@ -108,7 +113,8 @@ def shard_model(
 
     apply_recompute(model, rules.units, train.recompute)
 
-    dp_mesh = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
+    replicated = layout.dp_replicate > 1 and replicas_by_fsdp
+    dp_mesh = mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
     policy = mixed_precision(train)
     for unit in rules.units:
         fully_shard(model.get_submodule(unit), mesh=dp_mesh, mp_policy=policy)
@@ -119,11 +125,28 @@ def shard_model(
         module.set_force_sum_reduction_for_comms(True)
         # A parameter that no sample of this rank reached (a missing modality) still takes part in the reduction.
         module.set_reduce_scatter_unused_params(True, recurse=False)
+    if prefetch and layout.dp_shard > 1:
+        prefetch_forward(model, rules.units)
 
     return [
         _describe(name, p, shapes[name], cuts[name], layout, mesh, None if owned is None else owned[name])
         for name, p in model.named_parameters()
     ]
+
+
+def prefetch_forward(model: nn.Module, units: Sequence[str]) -> None:
+    """Let each unit gather the next one of its stack (``layers.0``, ``layers.1``, ...) before it computes.
+
+    Across stacks nothing is gathered ahead: whether the next stack runs may depend on the batch.
+    """
+    known = set(units)
+    for unit in units:
+        stack, _, place = unit.rpartition(".")
+        following = f"{stack}.{int(place) + 1}" if place.isdecimal() else ""
+        if following in known:
+            module, after = model.get_submodule(unit), model.get_submodule(following)
+            assert isinstance(module, FSDPModule) and isinstance(after, FSDPModule)
+            module.set_modules_to_forward_prefetch([after])
 
 
 def check_model(model: nn.Module, rules: ShardingRules) -> None:

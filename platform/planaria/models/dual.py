@@ -46,8 +46,13 @@ class DualEncoderRecipe:
                 f"layout: pp={job.layout.pp}, cp={job.layout.cp}, but a dual encoder is cut neither into stages nor "
                 "along its sequences; set both to 1, and use tp where one encoder is too large for a device"
             )
-        if job.model is not None and job.model.lora is not None:
+        if job.model.lora is not None:
             raise ConfigError("model.lora: a dual encoder trains without adapters; leave lora out")
+        if job.engine.name == "deepspeed":
+            raise ConfigError(
+                "engine.name: deepspeed sees no pairs of other ranks and micro-batches, of which the loss of a dual "
+                "encoder is made; set engine.name=native"
+            )
         self.job = job
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from planaria.recipe import Contrast
 
@@ -88,7 +88,8 @@ def _sigmoid(image_ND: Tensor, text_ND: Tensor, scale: Tensor, bias: Tensor, blo
     for block_MW in blocks(torch.cat([image_ND, text_ND], dim=1)):
         image_MD, text_MD = block_MW.split(image_ND.shape[1], dim=1)
         logits_NM = scale * image_ND @ text_MD.T + bias
-        total += softplus(logits_NM).sum(dtype=torch.float64)
+        # softplus(l), which torch's own function rounds to l above a threshold.
+        total -= logsigmoid(-logits_NM).sum(dtype=torch.float64)
         weights_NM = logits_NM.sigmoid_()
         of_bias += weights_NM.sum(dtype=torch.float64)
         to_image_ND.addmm_(weights_NM, text_MD)

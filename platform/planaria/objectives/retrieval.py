@@ -87,5 +87,6 @@ def recall_counts(image_ND: Tensor, text_ND: Tensor, blocks: Blocks) -> Tensor:
             slack = 16 * torch.finfo(similar_NM.dtype).eps
             better[side] += (similar_NM > true_N[:, None] + slack).sum(1)
             equal[side] += ((similar_NM - true_N[:, None]).abs() <= slack).sum(1)
-    chances = [((depth - better) / equal.clamp(min=1)).clamp(0, 1).sum(1) for depth in DEPTHS]
+    # Whoever is not even as similar to itself is not a number, and found nowhere.
+    chances = [(((depth - better) / equal.clamp(min=1)).clamp(0, 1) * (equal > 0)).sum(1) for depth in DEPTHS]
     return torch.cat([torch.tensor([len(image_ND)]).to(better), torch.stack(chances, dim=1).flatten()])

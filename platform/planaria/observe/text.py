@@ -202,24 +202,24 @@ def score_text(evaluation: Mapping[str, Any] | None) -> str | None:
         return _retrieval_text(evaluation)
     if evaluation["questions"]:
         accuracy, chance = evaluation["accuracy"], evaluation["chance"]
-        ratio = f" ({accuracy / chance:.1f}x)" if chance else ""
+        ratio = f" ({accuracy / chance:.1f}x)" if chance and accuracy is not None else ""
         return (
-            f"{100 * accuracy:.1f}% of {evaluation['questions']} questions answered right; "
-            f"chance is {100 * chance:.1f}%{ratio}"
+            f"{percent(accuracy)} of {evaluation['questions']} questions answered right; "
+            f"chance is {percent(chance)}{ratio}"
         )
-    return f"{100 * evaluation['exact_match']:.1f}% of {evaluation['samples']} references reproduced in full"
+    return f"{percent(evaluation['exact_match'])} of {evaluation['samples']} references reproduced in full"
 
 
 def _retrieval_text(evaluation: Mapping[str, Any]) -> str:
     """Recall both ways beside chance."""
     depths, samples = (1, 5, 10), evaluation["samples"]
 
-    def percent(shares: Iterable[float]) -> str:
+    def listed(shares: Iterable[float]) -> str:
         return " / ".join(f"{100 * share:.1f}" for share in shares)
 
     found = "; ".join(
-        f"{name} {percent(evaluation[f'{key}_{depth}'] for depth in depths)}%"
+        f"{name} {listed(evaluation[f'{key}_{depth}'] for depth in depths)}%"
         for name, key in (("image to text", "image_to_text"), ("text to image", "text_to_image"))
     )
-    chance = percent(min(1.0, depth / max(1, samples)) for depth in depths)
+    chance = listed(min(1.0, depth / max(1, samples)) for depth in depths)
     return f"recall at 1 / 5 / 10 among {samples} pairs: {found}; chance is {chance}%"

@@ -112,6 +112,8 @@ class Keeping:
         unready, unsettled, draining = votes
         if not unsettled:
             self._snapshots.note_complete()
+        if not self._engine.joined:
+            return time.monotonic() - began
         done, job = self._engine.step_done, self._job
         if done % job.checkpoint.every == 0 and done < job.train.steps:
             if draining:

@@ -85,7 +85,8 @@ def train(
         waited = time.monotonic() - began
         at(step, "agree", 0)
         targets, pause, stop = _agree(engine, share, requests)
-        if stop or pause:
+        # Between outer steps replicas differ, and there is no state to keep: the request is heard again until then.
+        if (stop or pause) and engine.joined:
             # Nothing of this step has been done: the boundary is before it.
             keeping.checkpoint() if stop else keeping.snapshot()
             return End.STOPPED if stop else End.PAUSED
