@@ -332,7 +332,7 @@ def _refused(groups: Groups, job: JobConfig) -> str:
 
 def test_dual_encoders_are_refused_before_anything_starts() -> None:
     job = zero_job(2, model={"preset": "clip-tiny"}, data__scenes={"caption_fraction": 1.0})
-    with pytest.raises(ConfigError, match=r"does not train dual encoders.*set engine.name: native"):
+    with pytest.raises(ConfigError, match=r"no pairs of other ranks.*set engine.name=native"):
         model_facts(job_recipe(job), job)
 
 
