@@ -84,6 +84,7 @@ def test_too_little_shared_memory_is_told_with_both_sizes_before_training_starts
     assert not Run(tmp_path).metrics
 
 
+@pytest.mark.solo  # it asks how much shared memory the machine has left
 def test_memory_stays_constant_and_is_given_back(tmp_path: Path) -> None:
     used: dict[str, set[int]] = {}
 
