@@ -60,7 +60,8 @@ class LocalCluster:
         self._ray_tmpdir = os.environ.get("RAY_TMPDIR")
         os.environ["RAY_TMPDIR"] = self._folder
         self._common = {"object_store_memory": OBJECT_STORE_BYTES}
-        head = {"num_cpus": 0, "include_dashboard": dashboard, **self._common}
+        # A dashboard without a port of its own takes the next free one; Ray's default would refuse where another is up.
+        head = {"num_cpus": 0, "include_dashboard": dashboard, "dashboard_port": None, **self._common}
         with _starting_nodes(self._folder):
             self.cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes):
