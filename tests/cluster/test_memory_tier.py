@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forms import long_form
 from tests.support.runs import ENDLESS, Run, expected_ids, job, node_of_worker, train_with
 from tests.support.small_disk import mounted
 
@@ -42,6 +43,7 @@ def test_both_holders_of_a_slice_lost_at_once_cost_the_steps_since_the_checkpoin
         assert broken.losses()[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
 
 
+@long_form  # keepers are killed in tests/chaos, too
 def test_a_killed_keeper_costs_neither_a_worker_nor_a_step(tmp_path: Path) -> None:
     config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 12, "micro_batch": 4}, checkpoint={"every": 1000})
     with LocalCluster(3):

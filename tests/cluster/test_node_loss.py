@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.forms import long_form
 from tests.support.runs import ENDLESS, Run, expected_ids, job, node_of_worker, train_with
 
 from planaria.runtime.local_cluster import LocalCluster
@@ -45,6 +46,7 @@ def test_two_node_kills_change_dp_and_tp_but_not_the_losses(tmp_path: Path) -> N
     assert all(joined[member] < first_fault for event in broken.of("generation") for member in event["workers"])
 
 
+@long_form  # the demo shows it, too
 def test_a_lost_node_is_replaced_by_one_that_joins(tmp_path: Path) -> None:
     with LocalCluster(3) as cluster:
         config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 12, "micro_batch": 4})

@@ -20,6 +20,7 @@ from planaria.state.vault import Vault
 SAMPLES = 500
 
 
+@long_form  # workers are killed in tests/chaos, too
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 12, "micro_batch": 4})
     with LocalCluster(2) as cluster:
@@ -33,6 +34,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert run.ids() == expected_ids(config, SAMPLES, trainer.summary["steps"])
 
 
+@long_form  # workers are frozen in tests/chaos, too
 def test_a_frozen_worker_is_found_and_fenced(tmp_path: Path) -> None:
     """SIGSTOP: the process lives, its connections too, but it says nothing; it must not train on when it wakes."""
     config = job(tmp_path, elastic={"max_workers": 2, "silence_s": 3.0}, train={"steps": 60, "global_batch": 12})
@@ -45,6 +47,7 @@ def test_a_frozen_worker_is_found_and_fenced(tmp_path: Path) -> None:
     assert run.ids() == expected_ids(config, SAMPLES)
 
 
+@long_form  # loaders are killed in tests/chaos, too
 def test_killed_loaders_cost_neither_a_generation_nor_time(tmp_path: Path) -> None:
     """All of them at once: until others are there, which takes seconds, the ranks build for themselves."""
     config = job(tmp_path, elastic={"max_workers": 2}, train={"steps": 80, "global_batch": 12, "micro_batch": 4})

@@ -74,10 +74,12 @@ def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
     shared_memory, listening, processes = _shared_memory(), _listening(), _processes()
     yield
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (_processes() - processes or _shared_memory() - shared_memory):
+    while (running := _processes() - processes) or _shared_memory() - shared_memory:
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.2)
-    left = {pid: _command(pid) for pid in _processes() - processes}
-    assert not left
+    left = {pid: _command(pid) for pid in running}
+    assert not left, f"processes left running: {left}"
     assert _shared_memory() <= shared_memory
     # Ray's daemons keep their session logs and what they do not clean up when they are killed; torch keeps a cache.
     assert not [path.name for path in temp_folder.iterdir() if not path.name.startswith(KEPT_BY_OTHERS)]
