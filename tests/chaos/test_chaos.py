@@ -30,7 +30,8 @@ from planaria.config import JobConfig
 from planaria.runtime.local_cluster import LocalCluster
 
 FAULTS = int(os.environ.get("PLANARIA_FAULTS", "8"))
-SEED = int(os.environ.get("PLANARIA_SEED", "3418"))
+# This seed draws a kill of a node, a worker, a loader, a keeper and the controller, a frozen worker and a new node.
+SEED = int(os.environ.get("PLANARIA_SEED", "1858"))
 ONLY = tuple(filter(None, os.environ.get("PLANARIA_KINDS", "").split(",")))
 SAMPLES = 500
 CHECKPOINT_EVERY = 25
