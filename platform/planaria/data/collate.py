@@ -107,7 +107,9 @@ class VLMCollator:
             rows.append((ids, [IGNORE] * len(ids)))
         padded = self._pad(rows)
         arrays: dict[str, NDArray[np.generic]] = dict(padded)
-        pixels_N3SS = np.stack([preprocess(picture, self.image_size, self.mean, self.std) for picture in pictures])
+        pixels_N3SS = np.empty((len(pictures), 3, self.image_size, self.image_size), np.float32)
+        for picture, place in zip(pictures, pixels_N3SS, strict=True):
+            preprocess(picture, self.image_size, self.mean, self.std, out=place)
         if self._pack is None:
             arrays["pixel_values"] = pixels_N3SS
         else:
