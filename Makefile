@@ -89,7 +89,7 @@ cluster: setup
 
 soak: setup
 	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster
-	PLANARIA_LONG=1 $(VENV)/bin/pytest -s tests/engine
+	PLANARIA_LONG=1 $(VENV)/bin/pytest -s tests/engine tests/memory tests/bench
 
 chaos: setup
 	PLANARIA_SEED=$(SEED) PLANARIA_FAULTS=$(FAULTS) PLANARIA_KINDS=$(KINDS) $(VENV)/bin/pytest -s tests/chaos

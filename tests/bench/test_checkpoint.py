@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.forms import long_form
 
 import checkpoint
 from _checkpoint import loads, saves
@@ -38,6 +39,7 @@ def test_values_tell_where_they_are_from() -> None:
     assert not same(values(second, part), first, part) and not same(values(first, part), first, Box((2, 2), (4, 5)))
 
 
+@long_form
 def test_small_states_are_saved_and_loaded_by_all() -> None:
     with scratch() as (folder, environment):
         pool = Pool(4, folder, environment)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.forms import long_form
 
 import overhead
 from _measure import Step
@@ -69,6 +70,7 @@ def test_both_do_the_same_work():
     assert work.checkpoint_every < work.steps - overhead.WARM_UP  # a checkpoint falls into what is measured
 
 
+@long_form
 def test_the_bare_script_trains():
     work = Work("", nodes=2, global_batch=4, micro_batch=2, steps=4, kill_after=0)
     with carried_out("bare", work, 120.0, None, None) as (done, ending):

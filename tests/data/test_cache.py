@@ -46,8 +46,9 @@ def test_a_dropped_copy_stays_readable_for_its_readers(tmp_path: Path) -> None:
 def test_other_versions_and_kinds_are_other_copies(tmp_path: Path) -> None:
     cache = Cache(str(tmp_path), 1000)
     for version, kind in (("1", "copy"), ("2", "copy"), ("1", "index")):
-        with cache.open(file("a", version), kind, lambda f: [f"{version} {kind}".encode()]) as opened:
-            assert opened.read() == f"{version} {kind}".encode()
+        content = f"{version} {kind}".encode()
+        with cache.open(file("a", version), kind, lambda f, content=content: [content]) as opened:
+            assert opened.read() == content
 
 
 def test_too_large_or_interrupted_leaves_nothing(tmp_path: Path) -> None:
@@ -109,6 +110,7 @@ def make(file):
     for at in range(10):
         yield file.path[-1:].encode() * 1000
 cache = Cache(sys.argv[1], 25_000)  # two of four fit
+print("ready", flush=True)
 sys.stdin.readline()
 for turn in range(100):
     name = "abcd"[(turn + int(sys.argv[2])) % 4]
@@ -120,13 +122,14 @@ print(made)
 
 def test_processes_share_it_while_it_drops(tmp_path: Path) -> None:
     command = [sys.executable, "-c", USER, str(tmp_path)]
-    pipes = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "text": True,
-        "cwd": Path(__file__).parents[2] / "platform",
-    }
-    users = [subprocess.Popen([*command, str(at)], **pipes) for at in range(2)]  # type: ignore[call-overload]
-    done = [user.communicate("go\n", timeout=60)[0] for user in users]
+    platform, pipe = Path(__file__).parents[2] / "platform", subprocess.PIPE
+    users = [subprocess.Popen([*command, str(at)], stdin=pipe, stdout=pipe, text=True, cwd=platform) for at in range(2)]
+    for user in users:
+        assert user.stdout is not None and user.stdout.readline() == "ready\n"
+    for user in users:
+        assert user.stdin is not None
+        user.stdin.write("go\n")
+        user.stdin.flush()
+    done = [user.communicate(timeout=60)[0] for user in users]
     assert [user.returncode for user in users] == [0, 0] and all(int(made) > 0 for made in done)
     assert {path.stat().st_size for path in tmp_path.iterdir()} == {10_000}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.forms import long_form
 from tests.support.ranks import RankPool
 from tests.support.saving import save
 from tests.support.toy import ToyRecipe
@@ -95,7 +96,10 @@ BOUNDS = {"bf16": 0.005, "int8": 0.02, "powersgd": 0.15}
 
 @pytest.mark.parametrize(
     ("layout", "names"),
-    [(Layout(dp_replicate=2, dp_shard=2), tuple(SHARES)), (Layout(dp_replicate=2, tp=2), ("int8",))],
+    [
+        (Layout(dp_replicate=2, dp_shard=2), tuple(SHARES)),
+        pytest.param(Layout(dp_replicate=2, tp=2), ("int8",), marks=long_form),
+    ],
     ids=["dp_replicate2xdp_shard2", "dp_replicate2xtp2"],
 )
 def test_thirty_compressed_steps_follow_the_uncompressed_curve(

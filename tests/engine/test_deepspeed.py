@@ -306,7 +306,7 @@ def _stuck(groups: Groups, job: JobConfig) -> float:
     return time.monotonic() - aborted[0]
 
 
-@pytest.mark.parametrize("stage", (1, 3))
+@pytest.mark.parametrize("stage", (pytest.param(1, marks=long_form), 3))
 def test_processes_live_through_broken_generations(pool: RankPool, stage: int) -> None:
     job, layout = zero_job(stage), Layout(dp_shard=2)
     expected = pool.run(layout, _losses, job, 2)

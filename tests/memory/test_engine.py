@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.forms import long_form
 from tests.support.memory import Nodes, until
 from tests.support.ranks import RankPool
 from tests.support.vlm import batches, engine_of, total_targets, vlm_job
@@ -82,10 +83,10 @@ def pool() -> Any:
 @pytest.mark.parametrize(
     ("before", "places", "after"),
     [
-        (Layout(dp_shard=3), ("n0", "n1", "n2"), Layout(dp_shard=2)),
+        pytest.param(Layout(dp_shard=3), ("n0", "n1", "n2"), Layout(dp_shard=2), marks=long_form),
         (Layout(dp_shard=2, tp=2), ("n0", "n0", "n1", "n1"), Layout(tp=2)),
         (Layout(dp_replicate=2, dp_shard=2), ("n1", "n2", "n0", "n1"), Layout(dp_shard=3)),
-        (Layout(dp_replicate=3), ("n0", "n0", "n1"), Layout(dp_replicate=2)),
+        pytest.param(Layout(dp_replicate=3), ("n0", "n0", "n1"), Layout(dp_replicate=2), marks=long_form),
     ],
     ids=str,
 )

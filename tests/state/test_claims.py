@@ -54,6 +54,25 @@ def test_no_deletion_by_one_that_is_superseded_in_mid_commit(place, monkeypatch)
     assert [info.intact for info in new.list("deep")] == [True, True]
 
 
+def test_one_whose_attempt_was_swept_away_in_mid_write_is_told_why(tmp_path, monkeypatch):
+    old, new = Vault(str(tmp_path)), Vault(str(tmp_path))
+    old.claim("A")
+    write_file = old._storage.write
+
+    def swept_before_the_end(folder, name, chunks):
+        def interrupted():
+            yield from chunks
+            new.claim("B")
+            save(new, 2, token="b")
+
+        write_file(folder, name, interrupted())
+
+    monkeypatch.setattr(old._storage, "write", swept_before_the_end)
+    with pytest.raises(Fenced, match="B took over"):
+        write(old, 2, token="a")
+    assert new.latest_intact(deep=True).step == 2
+
+
 def test_processes_of_a_holder_share_its_claim(place):
     claim = Vault(place.root).claim("A")
     save(Vault(place.root, claim=pickle.loads(pickle.dumps(claim))), 1)

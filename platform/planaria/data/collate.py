@@ -126,11 +126,12 @@ class VLMCollator:
         padded = self._pad(rows)
         arrays: dict[str, NDArray[np.generic]] = dict(padded)
         placeholders_BL = padded["input_ids"] == self.codec.image_id
-        if (found := int((placeholders_BL & (padded["attention_mask"] == 1)).sum())) != len(
-            pictures
-        ) * self.image_tokens:
+        found = int((placeholders_BL & (padded["attention_mask"] == 1)).sum())
+        if found != len(pictures) * self.image_tokens:
             raise ValueError(f"{found} placeholders for {len(pictures)} pictures of {self.image_tokens} features each")
-        pixels_N3SS = np.stack([preprocess(picture, self.image_size, self.mean, self.std) for picture in pictures])
+        pixels_N3SS = np.empty((len(pictures), 3, self.image_size, self.image_size), np.float32)
+        for picture, place in zip(pictures, pixels_N3SS, strict=True):
+            preprocess(picture, self.image_size, self.mean, self.std, out=place)
         if self._pack is None:
             arrays["pixel_values"] = pixels_N3SS
         else:

@@ -14,7 +14,7 @@ import torch
 from planaria.state.boxes import Box
 from planaria.state.checksum import BLOCK, DIGEST_BYTES, block_bytes, block_count, digest
 from planaria.state.dtypes import code_of
-from planaria.state.errors import CheckpointError, StorageUnavailable
+from planaria.state.errors import CheckpointError, Fenced, StorageUnavailable
 from planaria.state.index import Index, Slice, SliceError
 from planaria.state.manifest import NAME, Manifest, ManifestError
 from planaria.state.names import FolderName
@@ -80,6 +80,7 @@ class CheckpointWriter:
             The slices to hand to :meth:`commit`; none, and no file, if nothing was to be written.
 
         Raises:
+            Fenced: it failed, and another process has claimed the vault since.
             CheckpointError: a piece contradicts itself, or the disk is full or fails.
         """
         if writer_id < 0:
@@ -196,6 +197,12 @@ class CheckpointWriter:
         return str(aside)
 
     def _failed(self, file: str, error: OSError, needed: int) -> CheckpointError:
+        try:
+            self._fence()
+        except Fenced as fenced:  # whoever took over swept the attempt away: that is the cause, not the missing file
+            return fenced
+        except (OSError, CheckpointError):
+            pass  # the first error is the one to report
         self.abort()
         path = self._storage.path(self._temp, file)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,0 +1,1 @@
+"""The loading benchmark: the same pairs through several loaders, each in a process group of its own."""
