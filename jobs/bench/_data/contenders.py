@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import glob
 import io
+import logging
+import os
 import tarfile
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,6 @@ def planaria(pattern: str, batch: int) -> Iterator[Batch]:
     from planaria.runtime.feed import LoaderFeed
     from planaria.runtime.fleet import actor_class
     from planaria.runtime.loader import Loader
-    from planaria.runtime.local_cluster import LocalCluster
 
     job = parse(
         {
@@ -62,7 +64,7 @@ def planaria(pattern: str, batch: int) -> Iterator[Batch]:
     )
     recipe = Pairs(pattern)
     with (
-        LocalCluster(1, cpus=2),
+        _ray(),
         closing(BeaconServer("127.0.0.1", "bench", lambda *_: None, lambda _: None)) as beacon,
     ):
         loader = actor_class(Loader, max_concurrency=4).remote("loader-0", beacon.address, recipe, job)
@@ -101,15 +103,35 @@ def ray_data(pattern: str, batch: int) -> Iterator[Batch]:
     """Ray Data: read, decode and collate in tasks on one CPU."""
     import ray
 
-    from planaria.runtime.local_cluster import LocalCluster
-
-    with LocalCluster(1, cpus=2):
+    with _ray():
         ray.data.DataContext.get_current().enable_progress_bars = False
         shards = sorted(glob.glob(pattern))
         while True:
             rows = ray.data.read_webdataset(shards, decoder=None, shuffle="files")
             made = rows.map_batches(_Encoded(), batch_size=batch, concurrency=1, num_cpus=1)
             yield from made.iter_batches(batch_size=None, prefetch_batches=AHEAD)
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    """One Ray node, so that whoever reads sits where the batches are made, as a rank with loaders on its node does."""
+    import ray
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(prefix="planaria-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=2**30,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _temp_dir=folder,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 class _Lists:
