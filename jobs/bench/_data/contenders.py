@@ -44,9 +44,11 @@ def decode(pattern: str, batch: int) -> Iterator[Batch]:
 def planaria(pattern: str, batch: int) -> Iterator[Batch]:
     """A loader actor, and a rank's feed in this process."""
     import ray
+    import torch
 
     from planaria.config import parse
     from planaria.data.batches import Batches
+    from planaria.engine.batches import to_device
     from planaria.layout import Layout
     from planaria.runtime.beacon_server import BeaconServer
     from planaria.runtime.feed import LoaderFeed
@@ -72,7 +74,7 @@ def planaria(pattern: str, batch: int) -> Iterator[Batch]:
         feed = LoaderFeed(job, Layout(), 0, [loader], Batches(recipe, job), lambda: False)
         step = 0
         while True:
-            yield feed.get(step).micro_batches[0].arrays
+            yield to_device(feed.get(step).micro_batches[0], torch.device("cpu"))
             step += 1
 
 
@@ -144,7 +146,7 @@ class _Lists:
         import torch
 
         pictures, captions = zip(*rows, strict=True)
-        arrays = batch_of([np.asarray(picture) for picture in pictures], list(captions), self._collate).arrays
+        arrays = batch_of([np.asarray(picture) for picture in pictures], list(captions), self._collate)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -166,7 +168,7 @@ class _Encoded:
         name = next(name for name in ("jpg", "png", "webp") if name in columns)
         pictures = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in columns[name]]
         texts = [text if isinstance(text, str) else bytes(text).decode() for text in columns["txt"]]
-        return dict(batch_of(pictures, texts, self._collate).arrays)
+        return batch_of(pictures, texts, self._collate)
 
 
 CONTENDERS = {

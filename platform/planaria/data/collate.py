@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.data.images import preprocess
+from planaria.data.images import fit, normalise
 from planaria.data.sample import Sample
 from planaria.data.tokens import TextCodec
-from planaria.recipe import MicroBatch
+from planaria.recipe import MicroBatch, PixelScale
 
 IGNORE = -100
 """Label of a position that carries no loss."""
@@ -31,7 +31,7 @@ _Row = tuple[list[int], list[int]]
 class VLMCollator:
     """Builds ``input_ids``, ``attention_mask``, ``labels`` (int64 [B, L]) and the model's picture inputs.
 
-    By default these are ``pixel_values`` (float32 [N, 3, S, S]).
+    By default these are ``pixel_values`` (uint8 [N, 3, S, S], which the engine scales on its device).
 
     A row is ``image_tokens`` placeholders (if it has an image), newline, prompt, newline, answer, end of sequence.
     N is the number of rows with an image, in row order. Labels stand at the answer and its end, and are NOT
@@ -107,20 +107,24 @@ class VLMCollator:
             rows.append((ids, [IGNORE] * len(ids)))
         padded = self._pad(rows)
         arrays: dict[str, NDArray[np.generic]] = dict(padded)
-        pixels_N3SS = np.empty((len(pictures), 3, self.image_size, self.image_size), np.float32)
+        pixels_N3SS = np.empty((len(pictures), 3, self.image_size, self.image_size), np.uint8)
         for picture, place in zip(pictures, pixels_N3SS, strict=True):
-            preprocess(picture, self.image_size, self.mean, self.std, out=place)
+            fit(picture, self.image_size, out=place)
+        scales: dict[str, PixelScale] = {}
         if self._pack is None:
             arrays["pixel_values"] = pixels_N3SS
+            scales["pixel_values"] = PixelScale(self.mean, self.std)
         else:
             placeholders_BL = arrays["input_ids"] == self.codec.image_id
             has_image = [any(token == self.codec.image_id for token in ids) for ids, _ in rows]
-            arrays |= self._pack(pixels_N3SS, has_image, padded["attention_mask"], placeholders_BL)
+            scaled_N3SS = normalise(pixels_N3SS, self.mean, self.std)
+            arrays |= self._pack(scaled_N3SS, has_image, padded["attention_mask"], placeholders_BL)
         return MicroBatch(
             arrays=arrays,
             # Position 0 predicts nothing: the shifted loss never sees its label.
             targets=int((arrays["labels"][:, 1:] != IGNORE).sum()),
             tokens=sum(len(ids) for (ids, _), weight in zip(rows, weights, strict=False) if weight),
+            scales=scales,
         )
 
     def _row(self, sample: Sample, weight: int) -> _Row:
