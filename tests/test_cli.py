@@ -28,7 +28,7 @@ from planaria.state.writer import Piece
 ROOT = Path(__file__).resolve().parents[1]
 MINIMAL = "model: {preset: llava-tiny}\ntrain: {steps: 100, global_batch: 8}\n"
 CHECKPOINT_COMMANDS = [f"checkpoint {name}" for name in ("ls", "show", "verify", "export", "import")]
-COMMANDS = ["demo", "train", "plan", "status", *CHECKPOINT_COMMANDS, "evaluate"]
+COMMANDS = ["demo", "train", "submit", "stop", "plan", "status", *CHECKPOINT_COMMANDS, "evaluate"]
 
 
 @pytest.fixture
@@ -469,13 +469,18 @@ def test_job_scripts_find_the_package_beside_them(tmp_path):
     import os
 
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    for script in ("train", "plan", "evaluate"):
+    for script, *arguments in (
+        ("train",),
+        ("plan",),
+        ("evaluate",),
+        ("export", "--to", "x", "--config", "nowhere.yaml"),
+    ):
         done = subprocess.run(
-            [sys.executable, str(ROOT / f"jobs/{script}.py"), "nowhere.yaml"],
+            [sys.executable, str(ROOT / f"jobs/{script}.py"), "nowhere.yaml", *arguments],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
         )
         assert done.returncode == 2
-        assert "nowhere.yaml: no such file" in done.stderr
+        assert "nowhere.yaml: no such" in done.stderr

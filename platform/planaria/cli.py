@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from planaria.cli_checkpoint import checkpoints
 from planaria.cli_options import HELP, Config, RunDir, Set, finish
+from planaria.cli_submit import stop, submit
 
 app = typer.Typer(
     name="planaria",
@@ -19,6 +20,8 @@ app = typer.Typer(
     context_settings=HELP,
 )
 app.add_typer(checkpoints, name="checkpoint")
+app.command()(submit)
+app.command()(stop)
 
 
 @dataclass(frozen=True)
@@ -212,11 +215,11 @@ def main() -> None:
 
 
 def run_command(name: str, arguments: list[str], program: str, entry: Entry) -> None:
-    """Run one command as a program of its own, as the scripts under ``jobs/`` do."""
-    command = typer.main.get_command(app)
-    context = typer.Context(command)
-    found = command.get_command(context, name)  # type: ignore[attr-defined]
-    found.main(args=arguments, prog_name=program, obj=entry)
+    """Run one command (``train``, ``checkpoint export``) as a program of its own, as the scripts under ``jobs/`` do."""
+    command: Any = typer.main.get_command(app)
+    for part in name.split():
+        command = command.get_command(typer.Context(command), part)
+    command.main(args=arguments, prog_name=program, obj=entry)
 
 
 if __name__ == "__main__":

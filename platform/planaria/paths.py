@@ -24,3 +24,19 @@ def absolute_paths(job: JobConfig) -> JobConfig:
             tree[section][key] = str(Path(value).expanduser().absolute())
     tree["storage"] = str(Path(tree["storage"]).expanduser().absolute())
     return JobConfig.model_validate(tree)
+
+
+def relative_paths(job: JobConfig) -> dict[str, str]:
+    """Keys of ``job`` whose paths lead elsewhere in another working directory, with their values."""
+    tree = job.model_dump(mode="json")
+    found = {f"{section}.{key}": (tree[section] or {}).get(key) for section, key in _PATHS} | {
+        "storage": tree["storage"]
+    }
+    return {
+        key: value
+        for key, value in found.items()
+        if value is not None
+        and "://" not in value
+        and not (key == "data.tokenizer" and value == "bytes")
+        and not Path(value).expanduser().is_absolute()
+    }

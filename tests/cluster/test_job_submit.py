@@ -1,4 +1,4 @@
-"""The way that users take: ``ray job submit --working-dir . -- python jobs/train.py CONFIG``."""
+"""The ways that users take: ``ray job submit --working-dir . -- python jobs/train.py CONFIG``, ``planaria submit``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.job_submission import JobSubmissionClient
 from tests.support.runs import Run, node_of_worker, wait_for
 
 from planaria.runtime.local_cluster import LocalCluster
@@ -80,26 +80,36 @@ def test_the_status_of_a_submitted_job_is_true_to_its_failure(tmp_path: Path, ov
 
 
 def test_a_stopped_submission_leaves_a_checkpoint(tmp_path: Path, emoji: Path) -> None:
+    sets = ["train.steps=5000", "elastic.max_workers=1", "checkpoint.every=5000"]
+    environment = os.environ | {"PLANARIA_EMOJI": str(emoji), "PLANARIA_STORAGE": str(tmp_path)}
     with LocalCluster(1, dashboard=True, connect=False) as cluster:
-        job = _submit(cluster, tmp_path, emoji, "train.steps=5000", "elastic.max_workers=1", "checkpoint.every=5000")
+        planaria = [sys.executable, "-m", "planaria"]
+        where = ["--address", cluster.dashboard]
+        options = [*where, "--submission-id", "emoji-1", "--python", sys.executable]
+        command = [*planaria, "submit", str(ROOT / "jobs/configs/emoji.yaml"), *options]
+        job = subprocess.Popen(
+            [*command, *(part for override in sets for part in ("--set", override))],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         try:
             wait_for(lambda: len(Run(tmp_path, "emoji").metrics) > 5 or job.poll() is not None, 240, "training")
-            ray = str(Path(sys.executable).parent / "ray")
-            listed = subprocess.run(
-                [ray, "job", "list", "--address", cluster.dashboard], capture_output=True, text=True, timeout=60
+            assert job.poll() is None, job.communicate()[0]
+            stop = subprocess.run(
+                [*planaria, "stop", "emoji-1", *where], env=environment, capture_output=True, text=True, timeout=120
             )
-            words = listed.stdout.replace("'", " ").split()
-            running = [word for word in words if word.startswith("raysubmit_")]
-            client = JobSubmissionClient(cluster.dashboard)
-            name = next(word for word in running if client.get_job_status(word) == JobStatus.RUNNING)
-            subprocess.run([ray, "job", "stop", "--address", cluster.dashboard, name], check=True, timeout=60)
-            job.communicate(timeout=60)
-            deadline = time.monotonic() + 20
-            while not Run(tmp_path, "emoji").of("stopped") and time.monotonic() < deadline:
-                time.sleep(0.2)
+            output, _ = job.communicate(timeout=60)
         finally:
             if job.poll() is None:
                 os.kill(job.pid, signal.SIGKILL)
     run = Run(tmp_path, "emoji")
     assert run.of("stopped")
-    assert run.of("checkpoint")[-1]["step"] == max(run.losses()) + 1
+    step = run.of("checkpoint")[-1]["step"]
+    assert step == max(run.losses()) + 1
+    assert stop.returncode == 0, stop.stdout + stop.stderr
+    assert f"goes on from the checkpoint of step {step}" in stop.stdout
+    assert job.returncode == 143, output
+    assert output.count("goes on from the checkpoint") == 1, "the log was followed, and nothing of it shown twice"

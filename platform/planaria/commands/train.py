@@ -49,12 +49,11 @@ def run(job: JobConfig, console: Console, address: str | None = None, package: s
             print_summary(console, job.name, trainer.summary)
     if trouble is None:
         return 0
+    # The reason last: of a job that failed, Ray shows the last lines.
+    if isinstance(trouble, TrainingFailed) and (trace := trainer.summary.get("trace")):
+        complain(f"the error below came from\n{trace}")
     complain(str(trouble))
-    if isinstance(trouble, TrainingFailed):
-        if trace := trainer.summary.get("trace"):
-            complain(f"the error came from\n{trace}")
-        return FAILED
-    return stop_code(trouble.by)
+    return FAILED if isinstance(trouble, TrainingFailed) else stop_code(trouble.by)
 
 
 def connect(address: str | None, package: str | None) -> Any:
