@@ -104,12 +104,36 @@ class ScenesConfig(Section):
     text_only_fraction: float = Field(0.0, ge=0, le=1, description="share of samples without a picture")
 
 
+class ColumnsConfig(Section):
+    """Which column of a table, or key of a JSON record, holds what; null: guessed from its name and type."""
+
+    image: str | None = Field(None, description="pictures: bytes, {bytes, path}, a path, or a list of these")
+    text: str | None = Field(None, description="caption, or the answer to what stands in prompt")
+    prompt: str | None = Field(None, description="question; without one, data.prompt stands before every caption")
+    conversation: str | None = Field(None, description="list of turns, in place of text and prompt")
+    key: str | None = Field(None, description="what names a sample in logs; without one, its place in the file")
+
+
 class DataConfig(Section):
     """Where samples come from and how they are prepared."""
 
-    source: Literal["scenes", "webdataset"] = "scenes"
-    path: str | None = Field(None, description="webdataset: glob of the training shards (*.tar)")
-    val_path: str | None = Field(None, description="webdataset: glob of the held-out shards")
+    source: Literal["scenes", "files", "webdataset"] = Field(
+        "scenes", description="scenes: drawn on the fly; files: what lies at path; webdataset: files of that format"
+    )
+    path: str | None = Field(None, description="training files: a file, folder or glob, local or s3://")
+    val_path: str | None = Field(None, description="held-out files, likewise")
+    format: Literal["auto", "webdataset", "parquet", "hf", "mds", "llava"] = Field(
+        "auto", description="of the files; auto: told from their names"
+    )
+    columns: ColumnsConfig = ColumnsConfig()
+    image_root: str | None = Field(
+        None, description="folder that paths of pictures start from; null: the folder of the file that names them"
+    )
+    cache_dir: str | None = Field(
+        None,
+        description="folder on each node for copies of remote and unpacked files; null: a temporary one",
+    )
+    cache_gib: float = Field(20.0, gt=0, description="most that the cache keeps on one node, in GiB")
     tokenizer: str = Field("bytes", description='"bytes" (ByT5, needs no files) or a local tokenizer directory')
     prompt: str = Field("Describe the picture.", description="instruction before a caption")
     max_length: int = Field(256, ge=8, description="tokens per sample, image placeholders included")
@@ -123,10 +147,12 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _paths(self) -> DataConfig:
-        if self.source == "webdataset" and not self.path:
-            raise ValueError("source: webdataset needs path, a glob such as data/train-*.tar")
+        if self.source != "scenes" and not self.path:
+            raise ValueError(f"source: {self.source} needs path, a glob such as data/train-*.tar")
         if self.source == "scenes" and (self.path or self.val_path):
-            raise ValueError("source: scenes renders its pictures; remove path/val_path or set source: webdataset")
+            raise ValueError("source: scenes renders its pictures; remove path/val_path or set source: files")
+        if self.source == "webdataset" and self.format not in ("auto", "webdataset"):
+            raise ValueError(f"source: webdataset and format: {self.format} contradict; set source: files")
         return self
 
 

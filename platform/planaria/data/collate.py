@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planaria.data.images import fit, normalise
-from planaria.data.sample import Sample
+from planaria.data.sample import Pixels, Sample, Turn
 from planaria.data.tokens import TextCodec
 from planaria.recipe import MicroBatch, PixelScale
 
@@ -16,16 +17,28 @@ IGNORE = -100
 """Label of a position that carries no loss."""
 
 Pack = Callable[
-    [NDArray[np.float32], Sequence[bool], NDArray[np.int64], NDArray[np.bool_]], dict[str, NDArray[np.generic]]
+    [NDArray[np.float32], Sequence[int], NDArray[np.int64], NDArray[np.bool_]], dict[str, NDArray[np.generic]]
 ]
-"""``pack(pixels_N3SS, has_image, mask_BL, placeholders_BL)``: the model's picture inputs.
+"""``pack(pixels_N3SS, counts, mask_BL, placeholders_BL)``: the model's picture inputs.
 
-``pixels`` are the normalised pictures in the order of the rows that have one; ``placeholders`` marks their tokens.
-The first dimension of what it makes need not be the batch, so a micro-batch is never cut by rows.
+``pixels`` are the normalised pictures in the order of the rows, ``counts`` says how many each row has, and
+``placeholders`` marks their tokens. The first dimension of what it makes need not be the batch, so a micro-batch is
+never cut by rows.
 """
 
-_Row = tuple[list[int], list[int]]
-"""Token ids and labels of one row, without padding."""
+
+@dataclass
+class _Row:
+    """One row without padding."""
+
+    ids: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    pictures: int = 0
+    """Pictures whose placeholders are in ``ids``."""
+
+    def add(self, ids: Sequence[int], learn: bool = False) -> None:
+        self.ids += ids
+        self.labels += ids if learn else [IGNORE] * len(ids)
 
 
 class VLMCollator:
@@ -33,9 +46,10 @@ class VLMCollator:
 
     By default these are ``pixel_values`` (uint8 [N, 3, S, S], which the engine scales on its device).
 
-    A row is ``image_tokens`` placeholders (if it has an image), newline, prompt, newline, answer, end of sequence.
-    N is the number of rows with an image, in row order. Labels stand at the answer and its end, and are NOT
-    shifted: the model shifts. L is a multiple of ``pad_multiple`` and never exceeds ``max_length``.
+    A row is ``image_tokens`` placeholders (if it has an image), newline, prompt, newline, answer, end of sequence;
+    in a conversation this repeats, and pictures stand where its prompts have them. N is the number of pictures, in
+    the order of rows and places. Labels stand at answers and their ends, and are NOT shifted: the model shifts. L is
+    a multiple of ``pad_multiple`` and never exceeds ``max_length``.
     """
 
     def __init__(
@@ -95,18 +109,26 @@ class VLMCollator:
         must run in every forward pass, since a rank that skips it leaves the others waiting in its collectives.
 
         Raises:
-            ValueError: no samples, or not one weight for each.
+            ValueError: no samples, not one weight for each, or more pictures in a first question than
+                :attr:`most_pictures`.
         """
         if not samples or len(samples) != len(weights):
             raise ValueError(f"{len(samples)} samples with {len(weights)} weights")
         rows = [self._row(sample, weight) for sample, weight in zip(samples, weights, strict=True)]
-        pictures = [sample.image for sample in samples if sample.image is not None]
+        pictures: list[Pixels] = []
+        for sample, row in zip(samples, rows, strict=True):
+            pictures += sample.images[: row.pictures]
         if not pictures:
             pictures.append(np.full((self.image_size, self.image_size, 3), 255, dtype=np.uint8))
-            ids = [self.codec.image_id] * self.image_tokens + [self.codec.eos_id]
-            rows.append((ids, [IGNORE] * len(ids)))
+            blank = _Row(pictures=1)
+            blank.add([self.codec.image_id] * self.image_tokens + [self.codec.eos_id])
+            rows.append(blank)
         padded = self._pad(rows)
         arrays: dict[str, NDArray[np.generic]] = dict(padded)
+        placeholders_BL = padded["input_ids"] == self.codec.image_id
+        found = int((placeholders_BL & (padded["attention_mask"] == 1)).sum())
+        if found != len(pictures) * self.image_tokens:
+            raise ValueError(f"{found} placeholders for {len(pictures)} pictures of {self.image_tokens} features each")
         pixels_N3SS = np.empty((len(pictures), 3, self.image_size, self.image_size), np.uint8)
         for picture, place in zip(pictures, pixels_N3SS, strict=True):
             fit(picture, self.image_size, out=place)
@@ -115,42 +137,70 @@ class VLMCollator:
             arrays["pixel_values"] = pixels_N3SS
             scales["pixel_values"] = PixelScale(self.mean, self.std)
         else:
-            placeholders_BL = arrays["input_ids"] == self.codec.image_id
-            has_image = [any(token == self.codec.image_id for token in ids) for ids, _ in rows]
             scaled_N3SS = normalise(pixels_N3SS, self.mean, self.std)
-            arrays |= self._pack(scaled_N3SS, has_image, padded["attention_mask"], placeholders_BL)
+            counts = [row.pictures for row in rows]
+            arrays |= self._pack(scaled_N3SS, counts, padded["attention_mask"], placeholders_BL)
         return MicroBatch(
             arrays=arrays,
             # Position 0 predicts nothing: the shifted loss never sees its label.
             targets=int((arrays["labels"][:, 1:] != IGNORE).sum()),
-            tokens=sum(len(ids) for (ids, _), weight in zip(rows, weights, strict=False) if weight),
+            tokens=sum(len(row.ids) for row, weight in zip(rows, weights, strict=False) if weight),
             scales=scales,
         )
 
+    @property
+    def most_pictures(self) -> int:
+        """Pictures of one question that leave room for a prompt and an answer."""
+        return (self.row_limit - 2) // self.image_tokens
+
     def _row(self, sample: Sample, weight: int) -> _Row:
-        head = [] if sample.image is None else [self.codec.image_id] * self.image_tokens
-        # At least one token stands before the answer: a label at position 0 would never count.
-        prompt = self.codec.encode(f"\n{sample.prompt}\n") or [self.codec.eos_id]
-        answer = [*self.codec.encode(sample.answer), self.codec.eos_id]
-        room = self.row_limit - len(head)
-        # Placeholders are never cut. A long answer loses its end (with the end mark: it is not over), and keeps
-        # at least half of the room; a long prompt loses its beginning, since the question comes last.
-        answer = answer[: max(room - len(prompt), room // 2)]
-        prompt = prompt[max(0, len(prompt) - (room - len(answer))) :]
-        ids = head + prompt + answer
-        labels = [IGNORE] * len(ids)
-        if weight:
-            labels[len(ids) - len(answer) :] = answer
-        return ids, labels
+        """The turns that fit. A later one is left out, with its pictures, where no answer fits behind its question."""
+        row = _Row()
+        for turn in sample.conversation:
+            head, prompt = self._question(turn)
+            # At least one token stands before the answer: a label at position 0 would never count.
+            prompt = prompt or [self.codec.eos_id]
+            answer = [*self.codec.encode(turn.answer), self.codec.eos_id]
+            room = self.row_limit - len(row.ids) - len(head)
+            if row.ids and room <= len(prompt):
+                break
+            if room < 2:
+                head = self._shortened(head, 2 - room)
+                room = self.row_limit - len(head)
+            if room < 2:
+                raise ValueError(
+                    f"sample {sample.key}: {turn.pictures} pictures of {self.image_tokens} placeholders each do not "
+                    f"fit into {self.row_limit} tokens; raise data.max_length"
+                )
+            # Placeholders are never cut. A long answer loses its end (with the end mark: it is not over), and keeps
+            # at least half of the room; a long prompt loses its beginning, since the question comes last.
+            answer = answer[: max(room - len(prompt), room // 2)]
+            row.add(head + prompt[max(0, len(prompt) - (room - len(answer))) :])
+            row.add(answer, learn=bool(weight))
+            row.pictures += turn.pictures
+        return row
+
+    def _shortened(self, ids: Sequence[int], surplus: int) -> list[int]:
+        """``ids`` without the first ``surplus`` tokens of text; placeholders stay."""
+        text = [at for at, token in enumerate(ids) if token != self.codec.image_id]
+        gone = set(text[:surplus])
+        return [token for at, token in enumerate(ids) if at not in gone]
+
+    def _question(self, turn: Turn) -> tuple[list[int], list[int]]:
+        """Ids up to the last placeholder, and those behind it."""
+        head: list[int] = []
+        for piece in turn.prompt[:-1]:
+            head += self.codec.encode(piece) + [self.codec.image_id] * self.image_tokens
+        return head, self.codec.encode(f"{turn.prompt[-1]}\n")
 
     def _pad(self, rows: Sequence[_Row]) -> dict[str, NDArray[np.int64]]:
-        longest = max(len(ids) for ids, _ in rows)
+        longest = max(len(row.ids) for row in rows)
         shape_BL = (len(rows), -(-longest // self.pad_multiple) * self.pad_multiple)
         input_ids = np.full(shape_BL, self.codec.pad_id, dtype=np.int64)
         attention_mask = np.zeros(shape_BL, dtype=np.int64)
         labels = np.full(shape_BL, IGNORE, dtype=np.int64)
-        for row, (ids, row_labels) in enumerate(rows):
-            input_ids[row, : len(ids)] = ids
-            attention_mask[row, : len(ids)] = 1
-            labels[row, : len(ids)] = row_labels
+        for at, row in enumerate(rows):
+            input_ids[at, : len(row.ids)] = row.ids
+            attention_mask[at, : len(row.ids)] = 1
+            labels[at, : len(row.ids)] = row.labels
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}

@@ -15,7 +15,7 @@ from planaria.recipe import BadSample
 MAX_PIXELS = 178_000_000
 """Largest picture that is decoded (0.5 GB as RGB): a few kilobytes of PNG can claim far more."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """What may be opened. The rest of Pillow's readers stay shut: some start other programs."""
 
 _ORIENTATION = 0x0112
@@ -75,6 +75,8 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Pixels:
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no known range")
     if image.mode.startswith("I"):
         # convert("RGB") would clip 16-bit values at 255, which leaves nearly two levels.
         high = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)

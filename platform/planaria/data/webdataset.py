@@ -1,25 +1,28 @@
-"""WebDataset shards (local tar files) with random access."""
+"""WebDataset shards (tar files) with random access."""
 
 from __future__ import annotations
 
-import glob
 import json
-import os
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import BinaryIO
 
+from planaria.data.cache import Cache, Handles, default_folder
 from planaria.data.errors import DataError
+from planaria.data.files import File, find_files
 from planaria.data.images import decode_image
+from planaria.data.reading import COMPRESSED, Reader
+from planaria.data.rows import Needs, Shard
 from planaria.data.sample import Sample
-from planaria.data.tarindex import Entry, Span, index_shard
+from planaria.data.tarindex import Entry, Span, index_tar
+from planaria.data.text import as_text, parsed
 from planaria.recipe import BadSample
 
 MAX_OPEN = 16
 """File handles that one data set keeps open, besides the one that each reading thread has in use."""
+_CACHE = Cache(default_folder(), 20 << 30)
 
 
 class WebDataset:
@@ -31,39 +34,41 @@ class WebDataset:
     pickled and shared by threads.
     """
 
-    def __init__(self, pattern: str, prompt: str, backoff: Sequence[float] = (0.05, 0.2, 0.8)) -> None:
+    def __init__(
+        self,
+        pattern: str | Sequence[File],
+        prompt: str,
+        backoff: Sequence[float] = (0.05, 0.2, 0.8),
+        reader: Reader = Reader(_CACHE),  # noqa: B008 (frozen)
+        needs: Needs = Needs(),  # noqa: B008 (frozen)
+    ) -> None:
         """
         Args:
-            pattern: glob of uncompressed tar files; ``**`` crosses directories, ``~`` is the home directory.
+            pattern: the shards, or what :func:`find_files` takes for them. Compressed ones are unpacked into the cache.
             prompt: the instruction before every caption.
             backoff: waits in seconds before a failed read is tried again.
+            reader: opens the shards.
+            needs: what makes a sample useless.
 
         Raises:
-            DataError: no shard, no sample, or a shard that :func:`index_shard` refuses.
+            DataError: no shard, no sample, or a shard that :func:`index_tar` refuses.
         """
-        paths = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-        if not paths:
-            raise DataError(pattern, "no file matches", "check the path as seen from every node, e.g. data/train-*.tar")
-        self.paths = [Path(path) for path in paths]
+        files = find_files(pattern, is_tar) if isinstance(pattern, str) else list(pattern)
         self.prompt = prompt
         self.backoff = tuple(backoff)
-        self._entries: list[tuple[int, Entry]] = [
-            (shard, entry) for shard, path in enumerate(self.paths) for entry in index_shard(path)
-        ]
+        self.needs = needs
+        self._entries: list[tuple[int, Entry]] = []
+        shards: list[Shard] = []
+        for number, file in enumerate(files):
+            entries = _index(file, reader)
+            self._entries += [(number, entry) for entry in entries]
+            shards.append(Shard(file, len(entries)))
         if not self._entries:
-            raise DataError(pattern, f"no samples in {len(paths)} shard(s)", "members are named KEY.png, KEY.txt")
-        self._start_cache()
-
-    def _start_cache(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, BinaryIO] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_open")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start_cache()
+            where = pattern if isinstance(pattern, str) else files[0].path
+            raise DataError(where, f"no samples in {len(files)} shard(s)", "members are named KEY.png, KEY.txt")
+        self.shards: Sequence[Shard] = tuple(shards)
+        """The files and how many samples each has, in order."""
+        self._handles = Handles(partial(_open, reader, files), MAX_OPEN)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -73,89 +78,86 @@ class WebDataset:
 
         Raises:
             IndexError: outside that range.
-            BadSample: no image or caption, damaged, or unreadable after the last retry.
+            BadSample: no image or caption, damaged, or a local shard that is unreadable after the last retry.
+            OSError: a remote shard that cannot be read now.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} is outside 0..{len(self) - 1}")
         shard, entry = self._entries[index]
-        key = f"{self.paths[shard].name}/{entry.key}"
+        key = f"{self.shards[shard].file.name}/{entry.key}"
         if entry.image is None:
-            raise BadSample(key, "no image member (png, jpg, jpeg, webp, gif or bmp)")
+            raise BadSample(key, "no image member (png, jpg, jpeg, webp, gif, bmp, tif or tiff)")
+        self.needs.check(key, 1, 1)
         if entry.text is not None:
-            caption = _text(self._read(shard, entry.text, key), key)
+            caption = as_text(self._read(shard, entry.text, key), key)
         elif entry.json is not None:
             caption = _json_caption(self._read(shard, entry.json, key), key)
         else:
             raise BadSample(key, "no caption member (txt, or json with a caption)")
-        caption = caption.strip()
-        if not caption:
-            raise BadSample(key, "the caption is empty")
         return Sample(key, decode_image(self._read(shard, entry.image, key), key), self.prompt, caption)
 
     def close(self) -> None:
         """Close the file handles; the next access opens them again."""
-        with self._lock:
-            while self._open:
-                self._open.popitem()[1].close()
+        self._handles.close()
 
     def _read(self, shard: int, span: Span, key: str) -> bytes:
         # Network file systems fail for a moment and come back: only lasting trouble is the sample's fault.
         waits = iter(self.backoff)
+        file = self.shards[shard].file
         while True:
             try:
-                data = self._read_once(shard, span)
+                data = self._handles.read(shard, span.offset, span.size)
                 break
             except OSError as error:
+                if file.remote:
+                    raise  # tried again already, and the store may come back
                 wait = next(waits, None)
                 if wait is None:
-                    cause = f"{self.paths[shard]} cannot be read ({error.strerror or error})"
-                    raise BadSample(key, cause) from error
+                    raise BadSample(key, f"{file.path} cannot be read ({error.strerror or error})") from error
                 time.sleep(wait)
         if len(data) < span.size:
-            cause = f"{self.paths[shard]} is truncated: {len(data)} of {span.size} bytes at offset {span.offset}"
+            cause = f"{file.path} is truncated: {len(data)} of {span.size} bytes at offset {span.offset}"
             raise BadSample(key, cause)
         return data
 
-    def _read_once(self, shard: int, span: Span) -> bytes:
-        # A thread takes the handle out of the cache while it seeks and reads, so nobody else moves or closes it.
-        with self._lock:
-            file = self._open.pop(shard, None)
-        if file is None:
-            file = open(self.paths[shard], "rb")  # noqa: SIM115 (closed by eviction)
-        try:
-            file.seek(span.offset)
-            data = file.read(span.size)
-        except BaseException:
-            file.close()  # a handle that failed once, e.g. a stale NFS one, may never recover
-            raise
-        with self._lock:
-            surplus = [self._open.pop(shard, None)]  # another thread may have opened the shard meanwhile
-            self._open[shard] = file
-            while len(self._open) > MAX_OPEN:
-                surplus.append(self._open.popitem(last=False)[1])
-        for other in surplus:
-            if other is not None:
-                other.close()
-        return data
+
+def is_tar(name: str) -> bool:
+    """Whether a file of this name is a tar shard, compressed or not."""
+    lower = name.lower()
+    return lower.endswith((".tar", ".tgz", *(f".tar{end}" for end in COMPRESSED)))
 
 
-def _text(data: bytes, key: str) -> str:
+def _open(reader: Reader, files: Sequence[File], number: int) -> BinaryIO:
+    return reader.open(files[number])
+
+
+def _index(file: File, reader: Reader) -> list[Entry]:
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadSample(key, f"the caption is not UTF-8 (byte {data[error.start]:#04x} at {error.start})") from None
+        if not file.remote:
+            with reader.open(file) as opened:
+                return index_tar(opened, file.path)
+        # Each process would copy the shard once more after it was dropped from the cache; this stays.
+        with reader.derived(file, "index", partial(_dumped, file.path)) as kept:
+            return [_loaded(line) for line in kept]
+    except OSError as error:
+        remedy = "check the path and its permissions"
+        raise DataError(file.path, f"cannot be read ({error.strerror or error})", remedy) from None
+
+
+def _dumped(path: str, opened: BinaryIO) -> Iterator[bytes]:
+    for entry in index_tar(opened, path):
+        yield json.dumps(asdict(entry)).encode() + b"\n"
+
+
+def _loaded(line: bytes) -> Entry:
+    tree = json.loads(line)
+    spans = {name: tree[name] and Span(**tree[name]) for name in ("image", "text", "json")}
+    return Entry(tree["key"], **spans)
 
 
 def _json_caption(data: bytes, key: str) -> str:
-    try:
-        tree = json.loads(_text(data, key))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise BadSample(key, f"the json member is not valid JSON ({error})") from None
+    tree = parsed(data, key, "json member")
     caption = tree.get("caption") if isinstance(tree, dict) else None
     if not isinstance(caption, str):
         raise BadSample(key, 'the json member has no text under "caption"')
-    try:
-        caption.encode("utf-8")
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no tokenizer takes
-        raise BadSample(key, "the caption holds a lone surrogate") from None
-    return caption
+    return as_text(caption, key)

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 
 from planaria.config import ConfigError, JobConfig, ModelConfig
 from planaria.data.pairs import PairCollator
+from planaria.data.rows import Needs
 from planaria.data.source import open_dataset
 from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import initialise
@@ -87,7 +88,8 @@ class DualEncoderRecipe:
         )
 
     def dataset(self, split: str) -> Dataset:
-        return open_dataset(self.job.data, split, self.config.vision_config.image_size, self.job.seed)
+        side = self.config.vision_config.image_size
+        return open_dataset(self.job.data, split, side, self.job.seed, Needs(least=1, most=1))
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
         return self._collator(samples, weights)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from planaria.config import ConfigError, JobConfig, ModelConfig
 from planaria.data.collate import VLMCollator
+from planaria.data.rows import Needs
 from planaria.data.source import open_dataset
 from planaria.data.tokens import TextCodec, load_tokenizer
 from planaria.models import build, initialise
@@ -96,7 +97,8 @@ class VLMRecipe:
         )
 
     def dataset(self, split: str) -> Dataset:
-        return open_dataset(self.job.data, split, self._pictures.side, self.job.seed)
+        needs = Needs(most_at_once=self._collator.most_pictures)
+        return open_dataset(self.job.data, split, self._pictures.side, self.job.seed, needs)
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
         return self._collator(samples, weights)

@@ -21,7 +21,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 def plain(
     pixels_N3SS: NDArray[np.float32],
-    has_image: Sequence[bool],
+    counts: Sequence[int],
     mask_BL: NDArray[np.int64],
     placeholders_BL: NDArray[np.bool_],
 ) -> Arrays:

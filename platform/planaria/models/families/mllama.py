@@ -14,7 +14,7 @@ from planaria.models.families.family import CLIP_STATISTICS, Arrays, Family, Pic
 
 @dataclass(frozen=True)
 class _Pack:
-    """One picture of one tile per row; the other tiles are padding."""
+    """Pictures of one tile each, as many per row as the row with most of them has; the rest is padding."""
 
     tiles: int
     ratio: int
@@ -22,24 +22,28 @@ class _Pack:
     def __call__(
         self,
         pixels_N3SS: NDArray[np.float32],
-        has_image: Sequence[bool],
+        counts: Sequence[int],
         mask_BL: NDArray[np.int64],
         placeholders_BL: NDArray[np.bool_],
     ) -> Arrays:
         """Every row has a picture, be it an empty one: transformers lets a row of text in a batch with pictures
-        attend to padding, but skips these layers in a batch of text, so that a row would mean different things."""
+        attend to padding, but skips these layers in a batch of text, so that a row would mean different things.
+
+        A picture is seen from its placeholder on: an earlier answer must not look at what is shown later.
+        """
         rows, length = mask_BL.shape
-        pixels = np.zeros((rows, 1, self.tiles, *pixels_N3SS.shape[1:]), dtype=np.float32)
-        ratios = np.zeros((rows, 1), dtype=np.int64)
-        seen_BLMT = np.zeros((rows, length, 1, self.tiles), dtype=np.int64)
-        tile_mask = np.zeros((rows, 1, self.tiles), dtype=np.int64)
+        most = max(1, *counts)
+        pixels = np.zeros((rows, most, self.tiles, *pixels_N3SS.shape[1:]), dtype=np.float32)
+        ratios = np.zeros((rows, most), dtype=np.int64)
+        seen_BLMT = np.zeros((rows, length, most, self.tiles), dtype=np.int64)
+        tile_mask = np.zeros((rows, most, self.tiles), dtype=np.int64)
         tile_mask[:, :, 0] = 1
         pictures = iter(pixels_N3SS)
-        for row, one in enumerate(has_image):
-            if one:
-                pixels[row, 0, 0] = next(pictures)
-                ratios[row, 0] = self.ratio
-                seen_BLMT[row, :, 0, 0] = mask_BL[row]
+        for row, count in enumerate(counts):
+            for at, place in enumerate(np.flatnonzero(placeholders_BL[row] & (mask_BL[row] == 1))[:count]):
+                pixels[row, at, 0] = next(pictures)
+                ratios[row, at] = self.ratio
+                seen_BLMT[row, place:, at, 0] = mask_BL[row, place:]
         return {
             "pixel_values": pixels,
             "aspect_ratio_ids": ratios,

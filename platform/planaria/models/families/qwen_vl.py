@@ -26,7 +26,7 @@ class _Pack:
     def __call__(
         self,
         pixels_N3SS: NDArray[np.float32],
-        has_image: Sequence[bool],
+        counts: Sequence[int],
         mask_BL: NDArray[np.int64],
         placeholders_BL: NDArray[np.bool_],
     ) -> Arrays:

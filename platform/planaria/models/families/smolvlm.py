@@ -13,7 +13,7 @@ from planaria.models.families.family import HALVES, Arrays, Family, Pictures
 
 def _pack(
     pixels_N3SS: NDArray[np.float32],
-    has_image: Sequence[bool],
+    counts: Sequence[int],
     mask_BL: NDArray[np.int64],
     placeholders_BL: NDArray[np.bool_],
 ) -> Arrays:
