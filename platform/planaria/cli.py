@@ -154,6 +154,29 @@ def status(
 
 
 @app.command()
+def report(
+    run_dir: RunDir,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to. Default: report.html there; -: to stdout."),
+    ] = None,
+) -> None:
+    """Write what became of a run as one HTML page: loss, layouts, recoveries, goodput, checkpoints, data, events.
+
+    Reads the files of the run directory only; the page needs no network. Works while the run goes on, too.
+
+    Example: planaria report runs/scenes -o scenes.html
+    """
+
+    def action() -> int:
+        from planaria.commands.report import report
+
+        return report(run_dir, output)
+
+    finish(action)
+
+
+@app.command()
 def evaluate(
     target: Annotated[
         str, typer.Argument(metavar="CONFIG|RUN_DIR", help="Job file, or run directory.", show_default=False)

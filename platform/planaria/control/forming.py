@@ -47,6 +47,8 @@ def launch(desk: Desk) -> Generation:
         spares=list(chosen.spares),
         step=step,
         cause=desk.cause,
+        planned=desk.planned,
+        detect_s=_detection_s(desk, last),
         source="memory" if isinstance(source, MemorySource) else "start" if source is None else "checkpoint",
     )
     generation.phases["plan"] = time.monotonic() - began
@@ -59,6 +61,13 @@ def launch(desk: Desk) -> Generation:
     threading.Thread(target=forget_generations, args=(desk.store, number - 1), daemon=True).start()
     desk.chronicle.account.begin(step, time.monotonic())
     return generation
+
+
+def _detection_s(desk: Desk, last: Generation | None) -> float:
+    """Seconds from the last sign of life to the evidence of the fault that ended the generation before; 0: at once."""
+    if desk.planned or last is None or last.silent_since is None or desk.change_at is None:
+        return 0.0
+    return max(0.0, desk.change_at - last.silent_since)
 
 
 def _follow(desk: Desk, generation: Generation, last: Generation, source: Source) -> None:
