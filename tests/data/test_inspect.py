@@ -55,7 +55,7 @@ def test_a_sound_set(tmp_path: Path) -> None:
     assert re.search(r"picture width, px +8 +8 +8 +8 +8 *\n", out)
     assert re.search(r"answer, characters +9 +9 +10 +10 +10 *\n", out)
     page = Page((tmp_path / "page.html").read_text())
-    assert len(page.images) == 3 and "caption 7" in page.text and "p-0.parquet/s0007" in page.text
+    assert len(page.images) == 3 and "caption 2" in page.text and "p-0.parquet/s0002" in page.text
     assert all(link.startswith("data:image/webp;base64,") for link in page.links), "it needs nothing else"
     data = base64.b64decode(str(page.images[1]["src"]).partition(",")[2])
     (tmp_path / "thumb.webp").write_bytes(data)
