@@ -87,7 +87,9 @@ class Chronicle:
             self._account_for(generation, generation.step)
 
     def _step(self, generation: Generation, message: Message) -> None:
-        if message["rank"] != 0:
+        rank = message["rank"]
+        generation.reports[rank] = generation.reports.get(rank, {}) | message  # some readings are not in every report
+        if rank != 0:
             if message["step"] > generation.recorded:
                 generation.unheard[message["step"]] = message
             return
@@ -121,7 +123,9 @@ class Chronicle:
             if consumed.missing and not consumed.ids:
                 continue  # of a step that was done before this life of the controller began to hear
             whole = self._job.ledger == "ids"
-            self._record.ledger(step, generation.number, consumed.ids, whole=whole, missing=consumed.missing)
+            self._record.ledger(
+                step, generation.number, consumed.ids, whole=whole, missing=consumed.missing, tokens=consumed.tokens
+            )
             if step_s is not None:
                 self._status.note_tokens(consumed.tokens, step_s)
 
