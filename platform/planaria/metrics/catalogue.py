@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planaria.observe.goodput import CLASSES
+
 PREFIX = "planaria_"
 RUN = "run"
 STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -183,6 +185,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "productive to lost",
             "class",
             unit="seconds",
+            **{"class": CLASSES},
         ),
         _gauge("goodput_ratio", "Productive share of the wall time", unit="ratio", mirrored=True),
     ),
