@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from planaria.data.arrowtypes import kinds_of
 from planaria.data.columns import Kind
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
 from planaria.data.reading import RangeFile, Reader
 from planaria.data.rows import Shard
@@ -121,6 +121,8 @@ def _metadata(file: File) -> pq.FileMetaData:
         if file.remote:
             return pq.read_metadata(RangeFile(file))
         return pq.read_metadata(file.path)
+    except (DataError, DataUnreachable):
+        raise
     except (pa.ArrowException, OSError) as error:
         raise DataError(file.path, f"not a readable Parquet file ({_first_line(error)})", remedy) from None
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import BinaryIO
 
 from planaria.data.cache import Cache, Handles, default_folder
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File, find_files
 from planaria.data.images import decode_image
 from planaria.data.reading import COMPRESSED, Reader
@@ -139,6 +139,8 @@ def _index(file: File, reader: Reader) -> list[Entry]:
         # Each process would copy the shard once more after it was dropped from the cache; this stays.
         with reader.derived(file, "index", partial(_dumped, file.path)) as kept:
             return [_loaded(line) for line in kept]
+    except (DataError, DataUnreachable):
+        raise
     except OSError as error:
         remedy = "check the path and its permissions"
         raise DataError(file.path, f"cannot be read ({error.strerror or error})", remedy) from None
