@@ -104,7 +104,10 @@ def _look(
     dataset: FileDataset, check: int | None, show: int, found: Findings, progress: Callable[[int, int], None]
 ) -> None:
     found.samples = len(dataset)
-    found.files = [(shard.file, shard.samples) for shard in dataset.shards]
+    counts: Counter[File] = Counter()
+    for shard in dataset.shards:  # of which one file may hold several
+        counts[shard.file] += shard.samples
+    found.files = list(counts.items())
     if isinstance(dataset, TableDataset):
         chosen = dataset.columns
         roles = {name: role for role, name in vars(chosen).items() if name is not None}

@@ -23,7 +23,7 @@ _LASTING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ENAME
 
 @dataclass(frozen=True)
 class Shard:
-    """A run of samples that lie together: files may be read in any order, but rows of one are best read together."""
+    """A run of samples that lie together, a file or a part of it: best read together, in whatever order."""
 
     file: File
     samples: int
