@@ -94,7 +94,8 @@ class WebDataset:
             caption = _json_caption(self._read(shard, entry.json, key), key)
         else:
             raise BadSample(key, "no caption member (txt, or json with a caption)")
-        return Sample(key, decode_image(self._read(shard, entry.image, key), key), self.prompt, caption)
+        picture = decode_image(self._read(shard, entry.image, key), key, self.needs.side)
+        return Sample(key, picture, self.prompt, caption)
 
     def close(self) -> None:
         """Close the file handles; the next access opens them again."""
