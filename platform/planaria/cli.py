@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from planaria.cli_checkpoint import checkpoints
+from planaria.cli_data import data
 from planaria.cli_options import HELP, Config, RunDir, Set, finish
 from planaria.cli_submit import stop, submit
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 app.add_typer(checkpoints, name="checkpoint")
+app.add_typer(data, name="data")
 app.command()(submit)
 app.command()(stop)
 
@@ -147,6 +149,38 @@ def status(
         from planaria.commands.status import status
 
         return status(run_dir, events, picture)
+
+    finish(action)
+
+
+@app.command()
+def top(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, or name of a job in the cluster. Default: the only job that runs there.",
+            show_default=False,
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="ADDRESS", help="Ray cluster. Default: RAY_ADDRESS, or one on this machine."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and leave.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between looks.")] = 1.0,
+) -> None:
+    """Watch a running job: progress, loss, goodput, layout, workers, checkpoints, and what happened last.
+
+    Reads the run directory, or asks the job's controller in the cluster. It only looks: leaving (Ctrl-C) ends nothing.
+
+    Example: planaria top runs/scenes
+    """
+
+    def action() -> int:
+        from planaria.commands.top import top
+
+        return top(run, address, once, interval)
 
     finish(action)
 
