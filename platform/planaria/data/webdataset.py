@@ -98,7 +98,9 @@ class WebDataset:
         if not pictures and not turns:
             raise BadSample(key, "no image member (png, jpg, jpeg, webp, gif, bmp, tif or tiff)")
         self.needs.check(key, pictures, pictures)
-        images = [] if entry.image is None else [decode_image(self._read(shard, entry.image, key), key)]
+        images = []
+        if entry.image is not None:
+            images.append(decode_image(self._read(shard, entry.image, key), key, self.needs.side))
         return conversation_sample(key, images, turns or question_turn(self.prompt, caption, 1, key, marked=False))
 
     def close(self) -> None:
