@@ -138,6 +138,9 @@ class DataConfig(Section):
     prompt: str = Field("Describe the picture.", description="instruction before a caption")
     max_length: int = Field(256, ge=8, description="tokens per sample, image placeholders included")
     shuffle: bool = True
+    accept_changes: bool = Field(
+        False, description="go on from a checkpoint although the training data are other ones than it was made with"
+    )
     loaders: int = Field(2, ge=1, description="CPU data-loading actors")
     loader_cpus: float = Field(0.0, ge=0, description="CPUs that Ray reserves per loading actor")
     prefetch: int = Field(2, ge=1, le=64, description="steps requested ahead by each worker")
