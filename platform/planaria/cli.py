@@ -20,8 +20,6 @@ app = typer.Typer(
     context_settings=HELP,
 )
 app.add_typer(checkpoints, name="checkpoint")
-app.command()(submit)
-app.command()(stop)
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,10 @@ def train(
         return train(config, set_ or [], address, package)
 
     finish(action)
+
+
+app.command()(submit)
+app.command()(stop)
 
 
 @app.command()

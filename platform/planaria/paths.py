@@ -9,6 +9,8 @@ from planaria.config import JobConfig
 _PATHS = (
     ("data", "path"),
     ("data", "val_path"),
+    ("data", "image_root"),
+    ("data", "cache_dir"),
     ("data", "tokenizer"),
     ("model", "path"),
     ("checkpoint", "path"),
