@@ -128,11 +128,12 @@ def test_an_unknown_error_is_not_hidden():
 
 def test_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data = {"source": "webdataset", "path": "a/train-*.tar", "val_path": "/b/val-*.tar"}
+    data = {"source": "files", "path": "a/train-*.tar", "val_path": "/b/val-*.tar", "image_root": "s3://b/c"}
     tree = {"model": {"path": "weights"}, "data": data, "train": {"steps": 1, "global_batch": 1}}
     job = absolute_paths(parse(tree))
     assert job.data.path == f"{tmp_path}/a/train-*.tar"
     assert job.data.val_path == "/b/val-*.tar"
+    assert job.data.image_root == "s3://b/c" and job.data.cache_dir is None
     assert job.data.tokenizer == "bytes"
     assert job.model is not None and job.model.path == f"{tmp_path}/weights"
     assert job.storage == f"{tmp_path}/runs"
@@ -451,7 +452,7 @@ def test_evaluate_without_a_checkpoint(tmp_path, cli, job_file):
 # The configs that come with the project
 
 
-@pytest.mark.parametrize("name", ["scenes", "emoji", "deepspeed"])
+@pytest.mark.parametrize("name", ["scenes", "emoji", "deepspeed", "conversations"])
 def test_shipped_configs_are_sound(name, monkeypatch):
     monkeypatch.delenv("PLANARIA_EMOJI", raising=False)
     monkeypatch.setenv("PLANARIA_STORAGE", "/shared/runs")

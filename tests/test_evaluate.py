@@ -11,6 +11,7 @@ from planaria.cli import app
 from planaria.commands.evaluate import greedy, locate, lone_mesh, score
 from planaria.config import JobConfig, parse
 from planaria.data.builder import BatchBuilder
+from planaria.engine.batches import to_device
 from planaria.engine.initial import InitialState
 from planaria.engine.native import NativeEngine
 from planaria.layout import Layout
@@ -88,17 +89,14 @@ def test_greedy_decoding_agrees_with_scoring(run_dir):
         engine = NativeEngine(recipe, job, Layout(), mesh, CPU)
         engine.load(checkpoint)
         for index in range(6):
-            arrays = builder.eval_batch(index, index + 1, 1).batch.arrays
-            said = greedy(engine, arrays, recipe.codec.eos_id, recipe.codec.pad_id)
-            labels = arrays["labels"][0]
+            batch = builder.eval_batch(index, index + 1, 1).batch
+            said = greedy(engine, batch, recipe.codec.eos_id, recipe.codec.pad_id)
+            labels = batch.arrays["labels"][0]
             start = int((labels != -100).nonzero()[0][0])
             wanted = [int(token) for token in labels[labels != -100]]
-            out = engine.model(
-                input_ids=torch.from_numpy(arrays["input_ids"]),
-                attention_mask=torch.from_numpy(arrays["attention_mask"]),
-                pixel_values=torch.from_numpy(arrays["pixel_values"]),
-                use_cache=False,
-            )
+            names = ("input_ids", "attention_mask", "pixel_values")
+            tensors = to_device(batch, CPU)
+            out = engine.model(**{name: tensors[name] for name in names}, use_cache=False)
             first = int(out.logits[0, start - 1].argmax())
             assert (said[0] if said else recipe.codec.eos_id) == first
             right = [*said, recipe.codec.eos_id][: len(wanted)] == wanted

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from planaria.cli_checkpoint import checkpoints
+from planaria.cli_data import data
 from planaria.cli_options import HELP, Config, RunDir, Set, finish
 from planaria.cli_submit import stop, submit
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 app.add_typer(checkpoints, name="checkpoint")
+app.add_typer(data, name="data")
 
 
 @dataclass(frozen=True)

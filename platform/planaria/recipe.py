@@ -47,6 +47,15 @@ class Dataset(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PixelScale:
+    """How the bytes of pictures [N, channels, height, width] become a model's input: ``(byte / 255 - mean) / std`` in
+    float32, one mean and deviation per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 @dataclass
 class MicroBatch:
     """What one forward pass consumes. Arrays travel through Ray's object store without a copy."""
@@ -58,6 +67,8 @@ class MicroBatch:
     """Dataset indices of the weighted samples, for the exactly-once ledger."""
     tokens: int = 0
     """Weighted input tokens, for throughput figures."""
+    scales: dict[str, PixelScale] = field(default_factory=dict)
+    """Arrays of bytes that the engine scales on its device: pictures travel in a quarter of the memory."""
 
 
 @dataclass(frozen=True)

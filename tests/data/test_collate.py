@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.data.collate import IGNORE, VLMCollator
-from planaria.data.images import preprocess
+from planaria.data.images import fit, preprocess
 from planaria.data.sample import Sample
 from planaria.data.tokens import TextCodec, load_tokenizer
+from planaria.engine.batches import to_device
 from planaria.recipe import MicroBatch
 
 CODEC = load_tokenizer("bytes")
@@ -45,7 +47,9 @@ def test_layout_of_a_row() -> None:
     assert (ids[0, 12:] == CODEC.pad_id).all() and (mask[0, 12:] == 0).all() and (labels[0, 12:] == IGNORE).all()
     assert (ids[labels != IGNORE] == labels[labels != IGNORE]).all()  # not shifted
     pixels = batch.arrays["pixel_values"]
-    assert pixels.dtype == np.float32 and (pixels[0] == preprocess(RED, 16, MEAN, STD)).all()
+    assert pixels.dtype == np.uint8 and (pixels[0] == fit(RED, 16)).all()
+    scaled = to_device(batch, torch.device("cpu"))["pixel_values"]  # to the bit what the reference makes
+    assert scaled.dtype == torch.float32 and (scaled[0].numpy() == preprocess(RED, 16, MEAN, STD)).all()
     assert batch.targets == 4 and batch.tokens == 12 and batch.ids == []
 
 
@@ -53,7 +57,7 @@ def test_mixed_rows_keep_pictures_in_row_order() -> None:
     blue = np.full((16, 16, 3), (0, 0, 255), dtype=np.uint8)
     batch = collator()([sample(), sample(image=None, answer="x"), sample(image=blue)], [1, 1, 0])
     assert batch.arrays["input_ids"].shape[0] == 3 and batch.arrays["pixel_values"].shape == (2, 3, 16, 16)
-    assert (batch.arrays["pixel_values"][1] == preprocess(blue, 16, MEAN, STD)).all()
+    assert (batch.arrays["pixel_values"][1] == fit(blue, 16)).all()
     assert [(batch.arrays["input_ids"][row] == CODEC.image_id).sum() for row in range(3)] == [4, 0, 4]
     assert targets(batch, 2) == [] and batch.targets == 4 + 2
     assert batch.tokens == 12 + 6  # the row of weight 0 counts for nothing

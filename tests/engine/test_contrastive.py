@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from planaria.commands.evaluate import lone_mesh
 from planaria.config import JobConfig
 from planaria.data.builder import BatchBuilder
+from planaria.engine.batches import to_device
 from planaria.engine.initial import first_state
 from planaria.engine.native import NativeEngine
 from planaria.engine.protocol import StepResult
@@ -83,7 +84,7 @@ def test_every_pair_matters_to_every_other() -> None:
     reference = Reference(DualEncoderRecipe(job), job)
     local = 0.0
     for batch in batches(reference.recipe, job, 0, 0, 1):
-        tensors = {key: torch.from_numpy(array) for key, array in batch.arrays.items()}
+        tensors = to_device(batch, torch.device("cpu"))
         tensors["pixel_values"] = tensors["pixel_values"].double()
         local += reference.recipe.loss(reference.model, tensors).item()
     assert abs(local / 5 - _reference("clip-tiny")[0]) > 0.1

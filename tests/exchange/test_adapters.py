@@ -10,6 +10,7 @@ import torch
 from tests.support.vlm import batches, vlm_job
 from transformers import AutoModelForImageTextToText
 
+from planaria.engine.batches import to_device
 from planaria.exchange.adapters import export_adapters
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError
@@ -49,7 +50,7 @@ def test_both_exports_compute_what_the_trained_model_does(tmp_path: Path) -> Non
     adapted = peft.PeftModel.from_pretrained(plain, str(tmp_path / "adapters"))  # type: ignore[arg-type]
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged")
     (batch, *_) = batches(recipe, job, 0, 0, 1)
-    tensors = {key: torch.from_numpy(array.copy()) for key, array in batch.arrays.items()}
+    tensors = to_device(batch, torch.device("cpu"))
     with torch.no_grad():
         expected, *found = (float(recipe.loss(model.eval(), tensors)) for model in (trained, adapted, loaded))
     assert found == pytest.approx([expected] * 2, rel=1e-5)

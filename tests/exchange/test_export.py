@@ -13,6 +13,7 @@ from tests.exchange.conftest import job_in, overwrite, save, state_of, trained
 from tests.support.vlm import batches
 from transformers import AutoModelForImageTextToText, AutoTokenizer, ByT5Tokenizer, LlavaForConditionalGeneration
 
+from planaria.engine.batches import to_device
 from planaria.exchange import folder as folders
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError
@@ -27,8 +28,8 @@ def export_run(run: Path, contents: Contents, to: Path, dtype: str = "fp32", **o
 
 
 def inputs(contents: Contents) -> dict[str, torch.Tensor]:
-    arrays = batches(contents.recipe, contents.job, 0, 0, 1)[0].arrays
-    return {key: torch.from_numpy(array.copy()) for key, array in arrays.items() if key != "labels"}
+    tensors = to_device(batches(contents.recipe, contents.job, 0, 0, 1)[0], torch.device("cpu"))
+    return {key: tensor for key, tensor in tensors.items() if key != "labels"}
 
 
 def names_in(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 
 from planaria.config import JobConfig
+from planaria.engine.batches import to_device
 from planaria.exchange.bring import bring
 from planaria.exchange.contents import Contents
 from planaria.exchange.errors import ExchangeError
@@ -33,8 +34,7 @@ STEPS = 2
 def steps(model: Any, contents: Contents, count: int = STEPS) -> torch.optim.Optimizer:
     """Plain training of ``model`` by torch's AdamW."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    arrays = batches(contents.recipe, contents.job, 0, 0, 1)[0].arrays
-    batch = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
+    batch = to_device(batches(contents.recipe, contents.job, 0, 0, 1)[0], torch.device("cpu"))
     for _ in range(count):
         optimizer.zero_grad()
         contents.recipe.loss(model, batch).backward()

@@ -14,6 +14,7 @@ from transformers import ByT5Tokenizer, CLIPVisionConfig
 
 from planaria.config import ConfigError, parse
 from planaria.data.sample import Sample
+from planaria.engine.batches import to_device
 from planaria.models import build
 from planaria.models.presets import PRESETS
 from planaria.models.vlm import VLMRecipe
@@ -128,8 +129,8 @@ def test_exactly_what_gets_no_gradient_is_frozen(preset: str, layer: Any) -> Non
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     model.requires_grad_(True)
     picture = np.zeros((32, 32, 3), dtype=np.uint8)
-    arrays = recipe.collate([Sample("a", picture, "what?", "this")], [1]).arrays
-    recipe.loss(model, {key: torch.from_numpy(array) for key, array in arrays.items()}).backward()
+    batch = recipe.collate([Sample("a", picture, "what?", "this")], [1])
+    recipe.loss(model, to_device(batch, torch.device("cpu"))).backward()
     assert frozen == {name for name, parameter in model.named_parameters() if parameter.grad is None}
     assert frozen or (preset, layer) == ("llava-siglip-qwen-tiny", -1)
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from planaria.config import ConfigError
-from planaria.data.images import preprocess
+from planaria.data.images import fit, normalise
 from planaria.data.sample import Sample
+from planaria.engine.batches import to_device
 from planaria.models.hub_names import HubNames
 from planaria.models.presets import PRESETS
 from planaria.models.pretrained import PretrainedState
@@ -46,7 +47,7 @@ def trained(request: pytest.FixtureRequest) -> tuple[VLMRecipe, nn.Module]:
 
 
 def _tensors(batch: MicroBatch) -> dict[str, Tensor]:
-    found = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+    found = to_device(batch, torch.device("cpu"))
     return {name: t.double() if t.is_floating_point() else t for name, t in found.items()}
 
 
@@ -101,7 +102,7 @@ def test_patches_are_those_of_the_family_s_own_processor() -> None:
     own = Qwen2VLImageProcessorPil(
         patch_size=4, merge_size=2, temporal_patch_size=2, do_resize=False, do_rescale=False, do_normalize=False
     )
-    pixels = [preprocess(picture, pictures.side, pictures.mean, pictures.std) for picture in PICTURES]
+    pixels = [normalise(fit(picture, pictures.side)[None], pictures.mean, pictures.std)[0] for picture in PICTURES]
     for index, picture in enumerate(pixels):
         expected = own(picture, input_data_format="channels_first", return_tensors="np")
         assert np.array_equal(arrays["pixel_values"][64 * index : 64 * (index + 1)], expected["pixel_values"])

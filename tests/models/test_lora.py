@@ -12,6 +12,7 @@ from tests.support.vlm import vlm_job
 from torch import nn
 
 from planaria.config import ConfigError
+from planaria.engine.batches import to_device
 from planaria.engine.initial import first_state
 from planaria.models.lora import adapted_layers, is_adapter
 from planaria.models.vlm import VLMRecipe
@@ -96,7 +97,7 @@ def test_the_loss_and_gradients_are_those_of_peft() -> None:
     from tests.support.vlm import batches
 
     (batch, *_) = batches(recipe, recipe.job, 0, 0, 1)
-    tensors = {key: torch.from_numpy(array.copy()) for key, array in batch.arrays.items()}
+    tensors = to_device(batch, torch.device("cpu"))
     tensors = {k: t.double() if t.is_floating_point() else t for k, t in tensors.items()}
     losses = []
     for network in (ours, theirs):

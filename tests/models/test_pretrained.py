@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
 from planaria.config import ConfigError, JobConfig
+from planaria.engine.batches import to_device
 from planaria.engine.collectives import gather_features
 from planaria.engine.initial import first_state
 from planaria.layout import Layout
@@ -58,9 +59,8 @@ def test_logits_are_those_of_from_pretrained(pool: RankPool, folder: Path, preci
     job = _job(folder, train__precision=precision)
     dtype = torch.float64 if precision == "fp64" else torch.float32
     own = LlavaForConditionalGeneration.from_pretrained(folder, dtype=dtype)
-    batch = batches(VLMRecipe(job), job, 0, 0, 1)[0].arrays
-    inputs = {key: torch.from_numpy(array) for key, array in batch.items() if key != "labels"}
-    inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
+    batch = batches(VLMRecipe(job), job, 0, 0, 1)[0]
+    inputs = {key: t for key, t in to_device(batch, torch.device("cpu"), dtype).items() if key != "labels"}
     with torch.no_grad():
         expected = own(**inputs).logits
     scale = expected.abs().max().item()

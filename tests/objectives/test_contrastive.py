@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import CLIPModel, SiglipModel
 
+from planaria.engine.batches import to_device
 from planaria.models.dual import DualEncoderRecipe
 from planaria.objectives.contrastive import own_rows_loss, whole_batch_loss
 from planaria.recipe import Contrast
@@ -97,7 +98,7 @@ def test_the_loss_of_one_process_is_that_of_transformers(preset: str, cls: type)
     recipe = DualEncoderRecipe(job)
     torch.manual_seed(1)
     model = cls(recipe.config).double()
-    batch = {key: torch.from_numpy(array) for key, array in batches(recipe, job, 0, 0, 1)[0].arrays.items()}
+    batch = to_device(batches(recipe, job, 0, 0, 1)[0], torch.device("cpu"))
     batch["pixel_values"] = batch["pixel_values"].double()
     ours = recipe.loss(model, batch)
     theirs = model(input_ids=batch["input_ids"], pixel_values=batch["pixel_values"], return_loss=True).loss

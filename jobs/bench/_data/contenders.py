@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import glob
 import io
+import logging
+import os
 import tarfile
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +44,16 @@ def decode(pattern: str, batch: int) -> Iterator[Batch]:
 def planaria(pattern: str, batch: int) -> Iterator[Batch]:
     """A loader actor, and a rank's feed in this process."""
     import ray
+    import torch
 
     from planaria.config import parse
     from planaria.data.batches import Batches
+    from planaria.engine.batches import to_device
     from planaria.layout import Layout
     from planaria.runtime.beacon_server import BeaconServer
     from planaria.runtime.feed import LoaderFeed
     from planaria.runtime.fleet import actor_class
     from planaria.runtime.loader import Loader
-    from planaria.runtime.local_cluster import LocalCluster
 
     job = parse(
         {
@@ -62,7 +66,7 @@ def planaria(pattern: str, batch: int) -> Iterator[Batch]:
     )
     recipe = Pairs(pattern)
     with (
-        LocalCluster(1, cpus=2),
+        _ray(),
         closing(BeaconServer("127.0.0.1", "bench", lambda *_: None, lambda _: None)) as beacon,
     ):
         loader = actor_class(Loader, max_concurrency=4).remote("loader-0", beacon.address, recipe, job)
@@ -70,7 +74,7 @@ def planaria(pattern: str, batch: int) -> Iterator[Batch]:
         feed = LoaderFeed(job, Layout(), 0, [loader], Batches(recipe, job), lambda: False)
         step = 0
         while True:
-            yield feed.get(step).micro_batches[0].arrays
+            yield to_device(feed.get(step).micro_batches[0], torch.device("cpu"))
             step += 1
 
 
@@ -101,15 +105,35 @@ def ray_data(pattern: str, batch: int) -> Iterator[Batch]:
     """Ray Data: read, decode and collate in tasks on one CPU."""
     import ray
 
-    from planaria.runtime.local_cluster import LocalCluster
-
-    with LocalCluster(1, cpus=2):
+    with _ray():
         ray.data.DataContext.get_current().enable_progress_bars = False
         shards = sorted(glob.glob(pattern))
         while True:
             rows = ray.data.read_webdataset(shards, decoder=None, shuffle="files")
             made = rows.map_batches(_Encoded(), batch_size=batch, concurrency=1, num_cpus=1)
             yield from made.iter_batches(batch_size=None, prefetch_batches=AHEAD)
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    """One Ray node, so that whoever reads sits where the batches are made, as a rank with loaders on its node does."""
+    import ray
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(prefix="planaria-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=2**30,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _temp_dir=folder,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 class _Lists:
@@ -122,7 +146,7 @@ class _Lists:
         import torch
 
         pictures, captions = zip(*rows, strict=True)
-        arrays = batch_of([np.asarray(picture) for picture in pictures], list(captions), self._collate).arrays
+        arrays = batch_of([np.asarray(picture) for picture in pictures], list(captions), self._collate)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -144,7 +168,7 @@ class _Encoded:
         name = next(name for name in ("jpg", "png", "webp") if name in columns)
         pictures = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in columns[name]]
         texts = [text if isinstance(text, str) else bytes(text).decode() for text in columns["txt"]]
-        return dict(batch_of(pictures, texts, self._collate).arrays)
+        return batch_of(pictures, texts, self._collate)
 
 
 CONTENDERS = {

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from planaria.data.collate import VLMCollator
+from planaria.data.images import normalise
 from planaria.data.sample import Sample
 from planaria.data.tokens import load_tokenizer
 from planaria.data.webdataset import WebDataset
@@ -26,11 +27,15 @@ def collator() -> VLMCollator:
     return VLMCollator(load_tokenizer("bytes"), (IMAGE_SIZE // PATCH) ** 2, IMAGE_SIZE, MEAN, STD, max_length=512)
 
 
-def batch_of(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], collate: VLMCollator) -> MicroBatch:
-    """One batch from decoded pictures (uint8 [H, W, 3]) and captions."""
+def batch_of(
+    pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], collate: VLMCollator
+) -> dict[str, NDArray[Any]]:
+    """One batch from decoded pictures (uint8 [H, W, 3]) and captions, scaled, as loaders usually make it."""
     rows = zip(pictures, captions, strict=True)
     samples = [Sample(str(row), picture, PROMPT, caption) for row, (picture, caption) in enumerate(rows)]
-    return collate(samples, [1] * len(samples))
+    arrays: dict[str, NDArray[Any]] = dict(collate(samples, [1] * len(samples)).arrays)
+    arrays["pixel_values"] = normalise(arrays["pixel_values"], MEAN, STD)
+    return arrays
 
 
 @dataclass

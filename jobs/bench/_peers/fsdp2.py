@@ -18,6 +18,7 @@ from _peers.work import Work
 from planaria.data.builder import BatchBuilder
 from planaria.data.collate import MicroBatch
 from planaria.data.plan import micro_batch_plan
+from planaria.engine.batches import to_device
 from planaria.models.vlm import VLMRecipe
 
 
@@ -76,7 +77,7 @@ class Trainer:
         dist.all_reduce(targets)
         total = torch.zeros(())
         for index, batch in enumerate(share):
-            arrays = {key: torch.from_numpy(array) for key, array in batch.arrays.items()}
+            arrays = to_device(batch, torch.device("cpu"))
             total += self.backward(arrays, targets, last=index == len(share) - 1)
         self.update()
         dist.all_reduce(total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from planaria.data.builder import BatchBuilder
     from planaria.engine.native import NativeEngine
+    from planaria.recipe import MicroBatch
     from planaria.state.checkpoint import Checkpoint
 
 LONGEST_ANSWER = 64
@@ -176,15 +177,17 @@ def nearest(engine: NativeEngine, builder: BatchBuilder, held_out: Any, job: Job
 def example(engine: NativeEngine, recipe: Any, builder: BatchBuilder, sample: Any, index: int) -> Example:
     """Held-out sample ``index`` with the model's own answer."""
     built = builder.eval_batch(index, index + 1, 1)
-    ids = greedy(engine, built.batch.arrays, recipe.codec.eos_id, recipe.codec.pad_id)
+    ids = greedy(engine, built.batch, recipe.codec.eos_id, recipe.codec.pad_id)
     return Example(sample.prompt, sample.answer, recipe.codec.decode(ids))
 
 
-def greedy(engine: NativeEngine, arrays: Mapping[str, Any], eos_id: int, pad_id: int) -> list[int]:
+def greedy(engine: NativeEngine, batch: MicroBatch, eos_id: int, pad_id: int) -> list[int]:
     """The most likely continuation, token by token, of the first row's tokens before its answer."""
     import torch
 
-    tensors = {key: torch.from_numpy(array.copy()).to(engine.device) for key, array in arrays.items()}
+    from planaria.engine.batches import to_device
+
+    tensors = to_device(batch, engine.device)
     targets = (tensors["labels"][0] != -100).nonzero()
     start = int(targets[0]) if len(targets) else int(tensors["attention_mask"][0].sum())
     # More rows than the sample's: the blank picture that stands by a text-only one. They keep their length.

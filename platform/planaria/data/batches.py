@@ -7,6 +7,7 @@ from functools import cached_property
 
 from planaria.config import JobConfig
 from planaria.data.builder import BatchBuilder, BuiltSlice, EvalBatch
+from planaria.data.images import reuse_memory
 from planaria.recipe import Recipe
 
 
@@ -39,6 +40,7 @@ class Batches:
         Raises:
             DataError: they cannot be used.
         """
+        reuse_memory()
         with self._lock:
             _ = self._train
 

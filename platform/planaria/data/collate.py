@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.data.images import preprocess
+from planaria.data.images import fit, normalise
 from planaria.data.sample import Pixels, Sample, Turn
 from planaria.data.tokens import TextCodec
-from planaria.recipe import MicroBatch
+from planaria.recipe import MicroBatch, PixelScale
 
 IGNORE = -100
 """Label of a position that carries no loss."""
@@ -44,7 +44,7 @@ class _Row:
 class VLMCollator:
     """Builds ``input_ids``, ``attention_mask``, ``labels`` (int64 [B, L]) and the model's picture inputs.
 
-    By default these are ``pixel_values`` (float32 [N, 3, S, S]).
+    By default these are ``pixel_values`` (uint8 [N, 3, S, S], which the engine scales on its device).
 
     A row is ``image_tokens`` placeholders (if it has an image), newline, prompt, newline, answer, end of sequence;
     in a conversation this repeats, and pictures stand where its prompts have them. N is the number of pictures, in
@@ -129,18 +129,23 @@ class VLMCollator:
         found = int((placeholders_BL & (padded["attention_mask"] == 1)).sum())
         if found != len(pictures) * self.image_tokens:
             raise ValueError(f"{found} placeholders for {len(pictures)} pictures of {self.image_tokens} features each")
-        pixels_N3SS = np.empty((len(pictures), 3, self.image_size, self.image_size), np.float32)
+        pixels_N3SS = np.empty((len(pictures), 3, self.image_size, self.image_size), np.uint8)
         for picture, place in zip(pictures, pixels_N3SS, strict=True):
-            preprocess(picture, self.image_size, self.mean, self.std, out=place)
+            fit(picture, self.image_size, out=place)
+        scales: dict[str, PixelScale] = {}
         if self._pack is None:
             arrays["pixel_values"] = pixels_N3SS
+            scales["pixel_values"] = PixelScale(self.mean, self.std)
         else:
-            arrays |= self._pack(pixels_N3SS, [row.pictures for row in rows], padded["attention_mask"], placeholders_BL)
+            scaled_N3SS = normalise(pixels_N3SS, self.mean, self.std)
+            counts = [row.pictures for row in rows]
+            arrays |= self._pack(scaled_N3SS, counts, padded["attention_mask"], placeholders_BL)
         return MicroBatch(
             arrays=arrays,
             # Position 0 predicts nothing: the shifted loss never sees its label.
             targets=int((arrays["labels"][:, 1:] != IGNORE).sum()),
             tokens=sum(len(row.ids) for row, weight in zip(rows, weights, strict=False) if weight),
+            scales=scales,
         )
 
     @property

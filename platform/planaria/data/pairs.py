@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planaria.data.images import preprocess
+from planaria.data.images import fit
 from planaria.data.sample import Sample
 from planaria.data.tokens import TextCodec
-from planaria.recipe import MicroBatch
+from planaria.recipe import MicroBatch, PixelScale
 
 PAD_MULTIPLE = 8
 
@@ -69,13 +69,12 @@ class PairCollator:
         return MicroBatch(
             arrays={
                 "input_ids": input_ids,
-                "pixel_values": np.stack(
-                    [preprocess(picture, self._image_size, self._mean, self._std) for picture in pictures]
-                ),
+                "pixel_values": np.stack([fit(picture, self._image_size) for picture in pictures]),
                 "weights": np.asarray(weights, dtype=np.float32),
             },
             targets=sum(weights),
             tokens=sum(len(row) for row, weight in zip(rows, weights, strict=True) if weight),
+            scales={"pixel_values": PixelScale(self._mean, self._std)},
         )
 
     def _row(self, caption: str) -> list[int]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from planaria.config import JobConfig
+from planaria.engine.batches import to_device
 from planaria.engine.initial import DTYPES, first_state
 from planaria.parity.steps import batches
 from planaria.recipe import Recipe, StateReader
@@ -37,9 +38,7 @@ class Reference:
         targets = sum(batch.targets for batch in whole)
         total = 0.0
         for batch in whole:
-            tensors = {key: torch.from_numpy(array.copy()) for key, array in batch.arrays.items()}
-            dtype = DTYPES[self.job.train.precision]
-            tensors = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
+            tensors = to_device(batch, torch.device("cpu"), DTYPES[self.job.train.precision])
             loss = self.recipe.loss(self.model, tensors) / targets
             loss.backward()
             total += loss.item()
