@@ -16,6 +16,7 @@ import planaria
 from planaria.commands import submit as command
 from planaria.commands.failures import UsageError
 from planaria.config import ConfigError
+from planaria.submission.jobs import use_token
 from planaria.submission.order import STOP_WAIT, make_order, pack, parse_variables
 from planaria.submission.stopping import stop_and_wait
 from planaria.submission.watching import HeadLost, NoSuchJob, Patience, Reader, info, watch
@@ -266,6 +267,24 @@ def test_stop_shows_where_the_job_goes_on(monkeypatch, capsys):
     assert command.stop("x", None, 60) == 0
     shown = capsys.readouterr().out
     assert "checkpoint of step 99" in shown and "step 50" not in shown
+
+
+def test_a_token_that_is_at_hand_is_shown(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    for given in ({}, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "x"}):
+        environment = home | given
+        use_token(environment)
+        assert environment == home | given
+    assert _mode(home | {"RAY_AUTH_TOKEN": "x"}) == "token"
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x")
+    assert _mode(dict(home)) == "token"
+    assert _mode(home | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")}) is None
+
+
+def _mode(environment: dict[str, str]) -> str | None:
+    use_token(environment)
+    return environment.get("RAY_AUTH_MODE")
 
 
 def test_variables():
