@@ -156,6 +156,38 @@ def status(
 
 
 @app.command()
+def top(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, or name of a job in the cluster. Default: the only job that runs there.",
+            show_default=False,
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="ADDRESS", help="Ray cluster. Default: RAY_ADDRESS, or one on this machine."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and leave.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between looks.")] = 1.0,
+) -> None:
+    """Watch a running job: progress, loss, goodput, layout, workers, checkpoints, and what happened last.
+
+    Reads the run directory, or asks the job's controller in the cluster. It only looks: leaving (Ctrl-C) ends nothing.
+
+    Example: planaria top runs/scenes
+    """
+
+    def action() -> int:
+        from planaria.commands.top import top
+
+        return top(run, address, once, interval)
+
+    finish(action)
+
+
+@app.command()
 def report(
     run_dir: RunDir,
     output: Annotated[

@@ -37,6 +37,7 @@ def step(gen: int, number: int, rank: int = 0) -> dict[str, Any]:
         "loss_scale": None,
         "data_wait_s": 0.0,
         "step_s": 0.1,
+        "compute_s": 0.25,
         "snapshot_s": 0.0,
     }
 

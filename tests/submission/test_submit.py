@@ -176,10 +176,17 @@ def test_the_exit_code_is_the_jobs_own(submit, status, code, expected):
 
 
 def test_a_failure_tells_why(submit, capsys):
-    submit(Head(["FAILED"], code=2, log="planaria: train.steps: wrong\n"))
+    log = "planaria: train.steps: wrong\n"
+    submit(Head(["FAILED"], code=2, log=log))
     shown = capsys.readouterr()
-    assert "planaria: train.steps: wrong" in shown.out
-    assert "Job said why" in shown.err and "exit code 2" in shown.err
+    assert log in shown.out
+    assert "exit code 2" in shown.err and "Job said why" not in shown.err
+    submit(Head(["FAILED"], code=2, log=log), follow=False)
+    shown = capsys.readouterr()
+    assert log not in shown.out
+    assert "Job said why" in shown.err
+    submit(Head(["FAILED"], code=None))
+    assert "Job said why" in capsys.readouterr().err, "a driver that never ran has no log"
 
 
 def test_a_head_that_is_not_ready_is_asked_again(submit):

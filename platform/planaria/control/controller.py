@@ -42,6 +42,7 @@ from planaria.control.staff import Staff
 from planaria.control.status import Status
 from planaria.control.ticket import Ticket
 from planaria.control.watching import hung, lose_silent
+from planaria.observe.environment import environment
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import ModelFacts, PlanError
 from planaria.recipe import Recipe
@@ -66,6 +67,7 @@ class Controller:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         record = RunRecord(run_dir)
         record.job(job.model_dump(mode="json"))
+        record.environment(environment())
         host = ray.util.get_node_ip_address()
         beacon = BeaconServer(
             host,
@@ -109,6 +111,10 @@ class Controller:
         """What the live view shows; plain values. That somebody asks is the sign that the driver lives."""
         self._driver_at = time.monotonic()
         return told.status(self.desk, self._driver_at)
+
+    def look(self) -> dict[str, Any]:
+        """The status and more, for somebody who looks on: no sign that the driver lives."""
+        return told.look(self.desk, self._began, time.monotonic())
 
     def run(self) -> dict[str, Any]:
         """The whole job; returns its summary. A failure of the job is told in ``summary["error"]``, not raised."""

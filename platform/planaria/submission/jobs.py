@@ -41,7 +41,9 @@ def reach(address: str | None) -> Jobs:
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
+    # Its remarks on packages and sockets would stand between the lines of the job.
+    for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
+        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)
     try:
         client: Jobs = JobSubmissionClient(address)
     except AuthenticationError as error:
