@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.data.pictures import encode
+from tests.data.pictures import encode, write_shard
 from tests.data.sets import write_records
 
 from planaria.config import DataConfig
@@ -174,3 +174,22 @@ def test_llava_records(tmp_path: Path) -> None:
         }.items():
             with pytest.raises(BadSample, match=cause):
                 dataset[index]
+
+
+def test_conversations_in_tars(tmp_path: Path) -> None:
+    png = encode(Image.new("RGB", (8, 8), "red"))
+    members = [
+        ("a.json", json.dumps({"conversations": LLAVA[:2]}).encode()),
+        ("a.png", png),
+        ("b.json", json.dumps([{"user": "Hi.", "assistant": "Hello."}]).encode()),
+        ("c.json", json.dumps({"messages": chat(LLAVA)}).encode()),
+        ("c.png", png),
+        ("d.json", b'{"caption": "alone"}'),
+    ]
+    path = write_shard(tmp_path / "a.tar", members)
+    dataset = open_files(str(path), DataConfig.model_validate({"source": "files", "path": str(path)}))
+    assert dataset[0].conversation == TURNS[:1] and len(dataset[0].images) == 1
+    assert dataset[1].image is None and dataset[1].answer == "Hello."
+    for index, cause in {2: "3 <image> marks, but there are 1 pictures", 3: "no image member"}.items():
+        with pytest.raises(BadSample, match=cause):
+            dataset[index]

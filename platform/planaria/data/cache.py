@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from planaria.data.errors import DataError
-from planaria.data.files import File, client, split_s3
-from planaria.state.errors import StorageUnavailable
+from planaria.data.files import File, client, reaching, split_s3
 
 Chunks = Callable[[File], Iterable[bytes | memoryview]]
 """How the contents of a copy are made."""
@@ -135,10 +134,8 @@ def remote_chunks(file: File) -> Iterable[memoryview]:
     done = 0
     while done < file.size:
         part = buffer[: min(CHUNK_BYTES, file.size - done)]
-        try:
+        with reaching():
             got = client(bucket).read_into(key, part, done)
-        except StorageUnavailable as error:
-            raise ConnectionError(str(error)) from None
         if got < len(part):
             raise OSError(f"{file.path} has changed: it ends at byte {done + got}, and had {file.size}")
         yield part

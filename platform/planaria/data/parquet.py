@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from planaria.data.arrowtypes import kinds_of
 from planaria.data.columns import Kind
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
 from planaria.data.reading import RangeFile, Reader
 from planaria.data.rows import Shard
@@ -32,11 +32,11 @@ class ParquetRows:
     """
 
     def __init__(self, files: Sequence[File], reader: Reader) -> None:
-        self._reader = reader
+        self._reader, self._files = reader, list(files)
         self._groups: list[tuple[int, int]] = []
         """(file, group in it) of every row group."""
-        rows: list[int] = []
         shards: list[Shard] = []
+        totals: list[int] = []
         schema: pa.Schema | None = None
         for number, file in enumerate(files):
             metadata = _metadata(file)
@@ -48,13 +48,13 @@ class ParquetRows:
                 raise DataError(file.path, what, "write all files with the same columns, or name fewer in data.path")
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
             self._groups += [(number, group) for group, count in enumerate(counts) if count]
-            rows += [count for count in counts if count]
-            shards.append(Shard(file, sum(counts)))
+            shards += [Shard(file, count) for count in counts if count]
+            totals.append(sum(counts))
         assert schema is not None  # find_files gives at least one
-        self.shards: Sequence[Shard] = tuple(shards)
+        self.shards: Sequence[Shard] = tuple(shards)  # row groups: what is read at once
         self.kinds: Mapping[str, Kind] = kinds_of(schema)
-        self._starts = [0, *accumulate(rows)]
-        self._first = [0, *accumulate(shard.samples for shard in shards)]
+        self._starts = [0, *accumulate(shard.samples for shard in shards)]
+        self._first = [0, *accumulate(totals)]
         self._columns: list[str] = list(self.kinds)
         self._start()
 
@@ -86,7 +86,7 @@ class ParquetRows:
 
     def name(self, index: int) -> str:
         number = bisect_right(self._first, index) - 1
-        return f"{self.shards[number].file.name}/{index - self._first[number]}"
+        return f"{self._files[number].name}/{index - self._first[number]}"
 
     def close(self) -> None:
         with self._lock:
@@ -104,14 +104,13 @@ class ParquetRows:
 
     def _read(self, number: int, index: int) -> pa.Table:
         file, group = self._groups[number]
-        shard = self.shards[file].file
-        with self._reader.raw(shard) as opened:
+        with self._reader.raw(self._files[file]) as opened:
             try:
                 return pq.ParquetFile(opened).read_row_group(group, columns=self._columns)
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
-                what = f"row group {group} of {shard.name} is damaged ({_first_line(error)})"
+                what = f"row group {group} of {self._files[file].name} is damaged ({_first_line(error)})"
                 raise BadSample(self.name(index), what) from None
 
 
@@ -121,6 +120,8 @@ def _metadata(file: File) -> pq.FileMetaData:
         if file.remote:
             return pq.read_metadata(RangeFile(file))
         return pq.read_metadata(file.path)
+    except (DataError, DataUnreachable):
+        raise
     except (pa.ArrowException, OSError) as error:
         raise DataError(file.path, f"not a readable Parquet file ({_first_line(error)})", remedy) from None
 

@@ -14,9 +14,8 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from planaria.data.cache import CHUNK_BYTES, Cache
-from planaria.data.errors import DataError
-from planaria.data.files import File, client, split_s3
-from planaria.state.errors import StorageUnavailable
+from planaria.data.errors import DataError, DataUnreachable
+from planaria.data.files import File, client, reaching, split_s3
 
 
 def _zstd(file: BinaryIO) -> BinaryIO:
@@ -86,6 +85,8 @@ class Reader:
                 stream = _OPENERS[suffix](packed)
                 while piece := stream.read(_PIECE):
                     yield piece
+            except DataUnreachable:
+                raise
             except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, gzip.BadGzipFile, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk or the store, not what is compressed
@@ -118,9 +119,7 @@ class RangeFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")[: max(0, self._file.size - self._at)]
         view = view[:CHUNK_BYTES]
-        try:
+        with reaching():
             got = self._client.read_into(self._key, view, self._at) if len(view) else 0
-        except StorageUnavailable as error:
-            raise ConnectionError(str(error)) from None
         self._at += got
         return got
