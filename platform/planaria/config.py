@@ -154,6 +154,10 @@ class DataConfig(Section):
             raise ValueError(f"source: {self.source} needs path, a glob such as data/train-*.tar")
         if self.source == "scenes" and (self.path or self.val_path):
             raise ValueError("source: scenes renders its pictures; remove path/val_path or set source: files")
+        if self.source == "scenes":
+            for name in ("format", "columns", "image_root"):
+                if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"source: scenes renders its pictures; remove {name} or set source: files")
         if self.source == "webdataset" and self.format not in ("auto", "webdataset"):
             raise ValueError(f"source: webdataset and format: {self.format} contradict; set source: files")
         return self
