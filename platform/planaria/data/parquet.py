@@ -16,7 +16,7 @@ from planaria.data.arrowtypes import kinds_of
 from planaria.data.columns import Kind
 from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
-from planaria.data.reading import RangeFile, Reader
+from planaria.data.reading import RangeFile, Reader, each
 from planaria.data.rows import Shard
 from planaria.recipe import BadSample
 
@@ -38,8 +38,7 @@ class ParquetRows:
         shards: list[Shard] = []
         totals: list[int] = []
         schema: pa.Schema | None = None
-        for number, file in enumerate(files):
-            metadata = _metadata(file)
+        for number, (file, metadata) in enumerate(zip(files, each(_metadata, files), strict=True)):
             found = metadata.schema.to_arrow_schema()
             if schema is None:
                 schema = found
