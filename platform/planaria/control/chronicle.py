@@ -90,8 +90,8 @@ class Chronicle:
             self._account_for(generation, generation.step)
 
     def _step(self, generation: Generation, message: Message) -> None:
-        if message["step"] > generation.recorded:
-            self._ranks.step(message["rank"], message["compute_s"], message["data_wait_s"])
+        place = generation.number, message["step"], message["rank"]
+        self._ranks.step(*place, message["compute_s"], message["data_wait_s"])
         if message["rank"] != 0:
             if message["step"] > generation.recorded:
                 generation.unheard[message["step"]] = message

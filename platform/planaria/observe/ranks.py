@@ -17,10 +17,15 @@ class RankLog:
     def __init__(self, now: float) -> None:
         self._since = now
         self._ranks: dict[int, list[float]] = {}
+        self._told: dict[int, tuple[int, int]] = {}
+        """The last (generation, step) of every rank."""
 
-    def step(self, rank: int, compute_s: float | None, data_wait_s: float) -> None:
+    def step(self, generation: int, step: int, rank: int, compute_s: float | None, data_wait_s: float) -> None:
         """A rank completed a step: how long it computed, waits for peers left out (None: not measured, as on most steps
-        of a GPU), and how long it waited for its batch."""
+        of a GPU), and how long it waited for its batch. A step that it says again counts once."""
+        if (generation, step) <= self._told.get(rank, (0, -1)):
+            return
+        self._told[rank] = generation, step
         held = self._of(rank)
         held[0] += 1
         held[3] += data_wait_s
@@ -42,7 +47,9 @@ class RankLog:
         ``ranks``: [steps, steps whose computing was measured, its seconds, seconds of waiting for data, samples] by
         rank; ``seconds``: the time that the row covers.
         """
-        ranks = {str(rank): [round(value, 4) for value in held] for rank, held in sorted(self._ranks.items())}
+        ranks = {}
+        for rank, (steps, measured, computed, waited, samples) in sorted(self._ranks.items()):
+            ranks[str(rank)] = [int(steps), int(measured), round(computed, 4), round(waited, 4), int(samples)]
         seconds, self._since, self._ranks = now - self._since, now, {}
         return {"gen": generation, "seconds": round(seconds, 4), "ranks": ranks} if ranks else None
 

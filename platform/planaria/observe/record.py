@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from planaria.data.audit import set_digest
 
 MOST_UNWRITTEN = 16 << 20
 RECENT = 40
@@ -147,14 +148,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def set_digest(ids: Iterable[int]) -> str:
-    """A digest of a multiset of ids: the same in whatever order, and by whatever ranks, they were consumed."""
-    total = 0
-    for index in ids:
-        total += int.from_bytes(hashlib.blake2b(str(index).encode(), digest_size=16).digest(), "big")
-    return f"{total % (1 << 128):032x}"
 
 
 def _line(row: Mapping[str, Any]) -> str:
