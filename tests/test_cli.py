@@ -28,7 +28,7 @@ from planaria.state.writer import Piece
 ROOT = Path(__file__).resolve().parents[1]
 MINIMAL = "model: {preset: llava-tiny}\ntrain: {steps: 100, global_batch: 8}\n"
 CHECKPOINT_COMMANDS = [f"checkpoint {name}" for name in ("ls", "show", "verify", "export", "import")]
-COMMANDS = ["demo", "train", "submit", "stop", "plan", "status", "report", *CHECKPOINT_COMMANDS, "evaluate"]
+COMMANDS = ["demo", "train", "submit", "stop", "plan", "status", "top", "report", *CHECKPOINT_COMMANDS, "evaluate"]
 
 
 @pytest.fixture

@@ -147,6 +147,7 @@ def scratch() -> Iterator[tuple[Path, dict[str, str]]]:
     adopt_orphans()
     before = set(psutil.Process().children(recursive=True))
     roots = [str(Path(__file__).resolve().parent), str(Path(planaria.__file__).resolve().parents[1])]
+    roots += filter(None, [os.environ.get("PYTHONPATH")])  # where peers may lie
     environment = os.environ | {
         MARK: mark,
         "PYTHONPATH": os.pathsep.join(roots),

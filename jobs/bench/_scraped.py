@@ -49,7 +49,10 @@ class Scraper:
         now = time.time()
         self.began = now if self.began is None else self.began
         if int((now - self.began) / WINDOW_S) % 2 == 0:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics", timeout=2.0) as answer:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://{address}/metrics", timeout=2.0) as answer,
+            ):
                 answer.read()
                 self.scrapes.append(now)
                 self.seconds.append(time.time() - now)
@@ -118,7 +121,7 @@ def run_scraped(work: Work, limit_s: float, warm_up: int, logs: Path | None) -> 
             return row | {"absent": f"{error}; {ending or 'exit code 0'}"}
 
 
-def table(rows: Sequence[dict[str, Any]]) -> report.Table:
+def table_of_scrapes(rows: Sequence[dict[str, Any]]) -> report.Table:
     """What a run whose metrics were scraped shows."""
     columns = {
         "ratio": "ratio",
@@ -131,4 +134,6 @@ def table(rows: Sequence[dict[str, Any]]) -> report.Table:
         "s per step, alone": "step_seconds_alone",
     }
     found = [row for row in rows if "ratio" in row]
-    return report.Table("Metrics", tuple(columns), [[report.number(row[key]) for key in columns.values()] for row in found])
+    return report.Table(
+        "Metrics", tuple(columns), [[report.number(row[key]) for key in columns.values()] for row in found]
+    )

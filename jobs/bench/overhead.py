@@ -24,7 +24,7 @@ from _peers import bare
 from _peers.planaria_job import run_dir
 from _peers.work import Work
 from _runs import carried_out, load
-from _scraped import SCRAPED_S, run_scraped, table
+from _scraped import SCRAPED_S, run_scraped
 from planaria.observe.record import read_lines
 
 NAMES = ("planaria", "torchrun")
@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + QUICK_S if options.quick else float("inf")
     console = Console(stderr=True)
     scraped = run_scraped(work, QUICK_S / 3 if options.quick else SCRAPED_S, WARM_UP, options.logs)
-    console.print(f"metrics: {scraped.get('absent') or report.number(scraped['ratio']) + ' times as long when scraped'}")
+    console.print(
+        f"metrics: {scraped.get('absent') or report.number(scraped['ratio']) + ' times as long when scraped'}"
+    )
     rows = measure_all(options, work, console, deadline)
     result = build_report([*rows, scraped], work, datetime.date.today().isoformat())
     result.print()
@@ -176,7 +178,11 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
         rows=rows,
         figures=({"overhead_vs_torchrun": found.median} if found is not None else {})
         | {"metrics_overhead": row["ratio"] for row in rows if "ratio" in row},
-        tables=[table for table in (_pairs(rows), _comparison(rows), table(rows), _absent(rows), _settings(work)) if table.rows],
+        tables=[
+            table
+            for table in (_pairs(rows), _comparison(rows), table(rows), _absent(rows), _settings(work))
+            if table.rows
+        ],
     )
 
 

@@ -22,8 +22,6 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints, name="checkpoint")
 app.add_typer(data, name="data")
-app.command()(submit)
-app.command()(stop)
 
 
 @dataclass(frozen=True)
@@ -103,6 +101,10 @@ def train(
     finish(action)
 
 
+app.command()(submit)
+app.command()(stop)
+
+
 @app.command()
 def plan(
     config: Config,
@@ -149,6 +151,38 @@ def status(
         from planaria.commands.status import status
 
         return status(run_dir, events, picture)
+
+    finish(action)
+
+
+@app.command()
+def top(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, or name of a job in the cluster. Default: the only job that runs there.",
+            show_default=False,
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="ADDRESS", help="Ray cluster. Default: RAY_ADDRESS, or one on this machine."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and leave.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between looks.")] = 1.0,
+) -> None:
+    """Watch a running job: progress, loss, goodput, layout, workers, checkpoints, and what happened last.
+
+    Reads the run directory, or asks the job's controller in the cluster. It only looks: leaving (Ctrl-C) ends nothing.
+
+    Example: planaria top runs/scenes
+    """
+
+    def action() -> int:
+        from planaria.commands.top import top
+
+        return top(run, address, once, interval)
 
     finish(action)
 

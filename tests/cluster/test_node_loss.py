@@ -9,6 +9,7 @@ from tests.support.forms import long_form
 from tests.support.runs import ENDLESS, Run, expected_ids, job, node_of_worker, train_with
 from tests.support.scrapes import Scrapes
 
+from planaria.commands.data_audit import audit
 from planaria.runtime.local_cluster import LocalCluster
 
 STEPS = 60
@@ -42,6 +43,7 @@ def test_two_node_kills_change_dp_and_tp_but_not_the_losses(tmp_path: Path) -> N
     assert broken.ids() == expected
     assert undisturbed.ids() == expected
     assert all(len(set(ids)) == len(ids) for ids in broken.ids().values())
+    assert audit(str(broken.path), None) == 0
     # Survivors live: whoever worked in a later generation had joined before the first fault.
     first_fault = broken.of("fault")[0]["time"]
     joined = {event["member"]: event["time"] for event in broken.of("joined")}

@@ -37,6 +37,7 @@ def step(gen: int, number: int, rank: int = 0) -> dict[str, Any]:
         "loss_scale": None,
         "data_wait_s": 0.0,
         "step_s": 0.1,
+        "compute_s": 0.25,
         "snapshot_s": 0.0,
     }
 
@@ -184,3 +185,14 @@ def test_the_account_survives_the_controller(book: Book) -> None:
     assert again["productive"] == pytest.approx(spent["productive"], abs=1e-3)
     assert again["startup"] == pytest.approx(spent["startup"], abs=1e-3)
     assert again["under_way"] + again["other"] > 0
+
+
+def test_every_ranks_work_is_on_record_in_whatever_order_it_is_told(book: Book) -> None:
+    for number in range(3):
+        for rank in (0, 1):
+            book.chronicle.take(f"worker-{rank}", share(1, number, rank))
+        for rank in (0, 1):  # the first rank tells first, so that the step is recorded when the other one does
+            book.chronicle.take(f"worker-{rank}", step(1, number, rank))
+    book.chronicle.settle(book.generations[0], 3)
+    (row,) = read_lines(book.folder / "ranks.jsonl")
+    assert row["gen"] == 1 and row["ranks"] == {"0": [3, 3, 0.75, 0.0, 3], "1": [3, 3, 0.75, 0.0, 3]}

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageChops
 from tests.data.pictures import corners, encode, noise
 
-from planaria.data.images import MAX_PIXELS, decode_image, preprocess
+from planaria.data.images import MAX_PIXELS, decode_image, fit, preprocess
 from planaria.recipe import BadSample
 
 
@@ -159,3 +159,18 @@ def test_preprocess_of_a_thin_strip_is_cheap() -> None:
 def test_preprocess_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="expected uint8"):
         preprocess(np.zeros(shape, dtype=np.uint8), 4, (0, 0, 0), (1, 1, 1))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "I;16", "CMYK"])
+@pytest.mark.parametrize("size", [(50, 30), (16, 16), (7, 90)])
+def test_decoding_to_a_square_equals_decoding_and_then_fitting(mode: str, size: tuple[int, int]) -> None:
+    random = np.random.default_rng(3)
+    if mode == "I;16":
+        image = Image.fromarray(random.integers(0, 2**16, size[::-1]).astype(np.uint16))
+    else:
+        image = Image.fromarray(random.integers(0, 256, (*size[::-1], 3)).astype(np.uint8)).convert(mode)
+    data = io.BytesIO()
+    image.save(data, "TIFF")
+    picture = decode_image(data.getvalue(), "k", 16)
+    assert picture.shape == (16, 16, 3) and picture.flags.c_contiguous
+    assert (picture.transpose(2, 0, 1) == fit(decode_image(data.getvalue(), "k"), 16)).all()

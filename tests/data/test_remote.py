@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +14,12 @@ import pytest
 from tests.data import sets
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.object_stores import BUCKET, Store, moto
+from typer.testing import CliRunner
 
+from planaria.cli import app
 from planaria.config import DataConfig
 from planaria.data import files
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import find_files
 from planaria.data.formats import FileDataset, open_files
 from planaria.recipe import BadSample
@@ -121,7 +125,7 @@ def test_a_store_that_stays_away_is_told_and_spoils_no_sample(
     for path in (tmp_path / "cache").iterdir():
         path.unlink()
     proxy.faults.append(Fault("status", "GET", times=4))
-    with pytest.raises(OSError, match=r"the store cannot be used after 4 tries .*SlowDown"):
+    with pytest.raises(DataUnreachable, match=r"the store cannot be used after 4 tries .*SlowDown"):
         dataset[0]
     assert dataset[0].answer == "caption 0"  # it is back
     with pytest.raises(DataError, match=r"no file matches"):
@@ -130,10 +134,41 @@ def test_a_store_that_stays_away_is_told_and_spoils_no_sample(
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
     files.client.cache_clear()
-    with pytest.raises(DataError, match=r"cannot be listed .* after 4 tries .*check AWS_ENDPOINT_URL"):
+    with pytest.raises(DataUnreachable, match=r"cannot be used after 4 tries .*check AWS_ENDPOINT_URL"):
         opened(url, tmp_path / "cache")
+    done = CliRunner().invoke(app, ["data", "inspect", url])
+    assert done.exit_code == 1 and "cannot be used after 4 tries" in done.stdout
     with pytest.raises(DataError, match=r"gs://\.\.\.: is no place for data; give a local path or s3://"):
         opened("gs://bucket/x", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_outage_at_the_start_is_no_damage(running: Store, proxy: FaultyProxy, tmp_path: Path, kind: str) -> None:
+    """It is an error that another attempt may mend: a loader that begins meanwhile is started again."""
+    (tmp_path / "set").mkdir()
+    KINDS[kind](tmp_path / "set")
+    url = uploaded(running, tmp_path / "set") + ("/train.json" if kind == "json" else "")
+    proxy.faults.append(Fault("status", r"GET (?!.*list-type)", times=99))
+    with pytest.raises(DataUnreachable, match="SlowDown"):
+        opened(url, tmp_path / "cache")
+    proxy.faults.clear()
+    assert opened(url, tmp_path / "cache")[0].answer == "caption 0"
+
+
+def test_remote_shards_are_indexed_together(running: Store, proxy: FaultyProxy, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    url = uploaded(running, sets.webdataset(tmp_path / "set", sets.twenty()))
+    both, met = threading.Barrier(2), []
+
+    def meet(line: str) -> None:
+        if ".tar" in line and "list-type" not in line:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(10)
+                met.append(line)
+
+    proxy.delay = meet
+    assert opened(url, tmp_path / "cache")[19].answer == "caption 19"
+    assert len(met) == 2
 
 
 def test_a_picture_that_is_not_there_is_bad_and_globs_stay_in_their_folder(

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from planaria.config import ConfigError
+from planaria.data.collate import IGNORE
 from planaria.data.images import fit, normalise
-from planaria.data.sample import Sample
+from planaria.data.sample import Sample, Turn, conversation_sample
 from planaria.engine.batches import to_device
 from planaria.models.hub_names import HubNames
 from planaria.models.presets import PRESETS
@@ -49,6 +50,30 @@ def trained(request: pytest.FixtureRequest) -> tuple[VLMRecipe, nn.Module]:
 def _tensors(batch: MicroBatch) -> dict[str, Tensor]:
     found = to_device(batch, torch.device("cpu"))
     return {name: t.double() if t.is_floating_point() else t for name, t in found.items()}
+
+
+def test_conversations_with_several_pictures(trained: tuple[VLMRecipe, nn.Module]) -> None:
+    """A row means the same beside others; an answer depends on the pictures before it, and on nothing behind it."""
+    recipe, model = trained
+    turns = (Turn(("", " or ", "?"), "one"), Turn(("And ", "?"), "two"))
+    black, (first, second) = np.zeros_like(PICTURES[0]), PICTURES
+
+    def loss(*samples: Sample, of_first_answer: bool = False) -> float:
+        batch = _tensors(recipe.collate(samples, [1] * len(samples)))
+        if of_first_answer:
+            labels = batch["labels"].clone()
+            learned = (labels[0] != IGNORE).nonzero()[:, 0]
+            labels[0, learned[4] :] = IGNORE  # "one" and its end
+            batch["labels"] = labels
+        with torch.no_grad():
+            return recipe.loss(model, batch).item()
+
+    whole = conversation_sample("k", [first, second, black], turns)
+    assert loss(whole, *SAMPLES) == pytest.approx(loss(whole) + sum(loss(sample) for sample in SAMPLES))
+    for images in ([black, second, black], [first, black, black], [first, second, second]):
+        assert loss(conversation_sample("k", images, turns)) != pytest.approx(loss(whole), rel=1e-7)
+    begun = conversation_sample("k", [first, second], turns[:1])
+    assert loss(whole, of_first_answer=True) == pytest.approx(loss(begun))
 
 
 def test_a_sample_means_the_same_alone_and_among_others(trained: tuple[VLMRecipe, nn.Module]) -> None:

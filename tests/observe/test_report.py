@@ -187,9 +187,9 @@ def test_losses_that_are_no_numbers(tmp_path: Path) -> None:
 def test_what_every_rank_did(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     rows = [
-        {"time": NOW + 5, "gen": 1, "seconds": 9, "ranks": {"0": [5, 1.0, 0.1, 0]}},
-        {"time": NOW + 9, "gen": 2, "seconds": 9, "ranks": {"0": [5, 1.0, 0.1, 20], "1": [5, 3.0, 0.1, 20]}},
-        {"time": NOW + 9, "gen": 2, "seconds": 9, "ranks": {"0": [5, 1.0, 0.1, 20], "1": [5, 5.0, 0.1, 20]}},
+        {"time": NOW + 5, "gen": 1, "seconds": 9, "ranks": {"0": [5, 5, 1.0, 0.1, 0]}},
+        {"time": NOW + 9, "gen": 2, "seconds": 9, "ranks": {"0": [5, 5, 1.0, 0.1, 20], "1": [5, 1, 0.6, 0.1, 20]}},
+        {"time": NOW + 9, "gen": 2, "seconds": 9, "ranks": {"0": [5, 5, 1.0, 0.1, 20], "1": [5, 1, 1.0, 0.1, 20]}},
     ]
     words = checked(write(folder, ranks=rows))
     assert "the slowest is rank 1, with 0.80 s per step" in words and "1 10 0.80 s 0.02 s 40 5" in words

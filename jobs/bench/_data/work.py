@@ -12,6 +12,7 @@ from torch import nn
 
 from planaria.data.collate import VLMCollator
 from planaria.data.images import normalise
+from planaria.data.rows import Needs
 from planaria.data.sample import Sample
 from planaria.data.tokens import load_tokenizer
 from planaria.data.webdataset import WebDataset
@@ -48,7 +49,7 @@ class Pairs:
         self._collate = collator()
 
     def dataset(self, split: str) -> Dataset:
-        return WebDataset(self.pattern, PROMPT)
+        return WebDataset(self.pattern, PROMPT, needs=Needs(side=IMAGE_SIZE))
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
         return self._collate(samples, weights)

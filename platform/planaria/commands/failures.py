@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from planaria.config import ConfigError
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.exchange.errors import ExchangeError
 from planaria.planner.plan import PlanError
 from planaria.state.errors import CheckpointError
@@ -41,7 +41,8 @@ def guarded(action: Callable[[], int]) -> int:
 
 def is_mendable(error: Exception) -> bool:
     """Whether the message tells the user what to change."""
-    known: tuple[type[Exception], ...] = (ConfigError, DataError, ExchangeError, PlanError, CheckpointError, UsageError)
+    known: tuple[type[Exception], ...] = (ConfigError, DataError, DataUnreachable, ExchangeError, PlanError)
+    known += (CheckpointError, UsageError)
     # Defined beside torch; who has not imported it cannot have raised it.
     sharding = getattr(sys.modules.get("planaria.engine.tensor_parallel"), "ShardingError", None)
     return isinstance(error, known if sharding is None else (*known, sharding))

@@ -11,6 +11,7 @@ from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
 from planaria.control.status import Status, generation_row
 from planaria.observe.goodput import Account
+from planaria.observe.ranks import RankLog
 from planaria.observe.record import RunRecord
 from planaria.observe.text import score_text
 
@@ -39,6 +40,7 @@ class Chronicle:
         self.account = Account(time.monotonic())
         """Where the wall time goes. States, faults and beginnings of generations are told by the controller."""
         self._accounted_at = -GOODPUT_EVERY_S
+        self._ranks = RankLog(time.monotonic())
 
     @property
     def bad_samples(self) -> int:
@@ -81,6 +83,7 @@ class Chronicle:
     def _share(self, generation: Generation, message: Message) -> None:
         for bad in message["bad"]:
             self._bad_sample(bad)
+        self._ranks.samples(message["rank"], len(message["ids"]))
         layout, rank = generation.plan.layout, message["rank"]
         if layout.coords(rank)["tp"] == 0:
             generation.shares.note(message["step"], layout.dp_rank(rank), message["ids"], message["tokens"])
@@ -89,6 +92,7 @@ class Chronicle:
     def _step(self, generation: Generation, message: Message) -> None:
         rank = message["rank"]
         generation.reports[rank] = generation.reports.get(rank, {}) | message  # some readings are not in every report
+        self._ranks.step(generation.number, message["step"], rank, message["compute_s"], message["data_wait_s"])
         if rank != 0:
             if message["step"] > generation.recorded:
                 generation.unheard[message["step"]] = message
@@ -111,6 +115,7 @@ class Chronicle:
             if step > generation.recorded:
                 self._record_step(generation, generation.unheard[step])
         self._account_for(generation, done, last=True)
+        self._write_ranks(generation, time.monotonic())
 
     def _account_for(self, generation: Generation, done: int, step_s: float | None = None, last: bool = False) -> None:
         """Write down what the steps before ``done`` consumed, in order, each once all its consumers have told."""
@@ -177,6 +182,12 @@ class Chronicle:
         if now - self._accounted_at >= GOODPUT_EVERY_S:
             self._accounted_at = now
             self._record.goodput(self._status.goodput)
+        if self._ranks.due(now):
+            self._write_ranks(self._generations[-1], now)
+
+    def _write_ranks(self, generation: Generation, now: float) -> None:
+        if (row := self._ranks.take(generation.number, now)) is not None:
+            self._record.ranks(row)
 
     def _first_step(self, generation: Generation) -> None:
         self._begun()

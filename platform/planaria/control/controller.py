@@ -43,6 +43,8 @@ from planaria.control.staff import Staff
 from planaria.control.status import Status
 from planaria.control.ticket import Ticket
 from planaria.control.watching import hung, lose_silent
+from planaria.data.identity import DataIdentity
+from planaria.observe.environment import environment
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import ModelFacts, PlanError
 from planaria.recipe import Recipe
@@ -61,12 +63,20 @@ class Controller:
     """Body of the controller's Ray actor: :meth:`run` is the job, the other methods answer meanwhile."""
 
     def __init__(
-        self, job: JobConfig, recipe: Recipe, facts: ModelFacts, run_dir: str, scaling: Scaling, ticket: Ticket
+        self,
+        job: JobConfig,
+        recipe: Recipe,
+        facts: ModelFacts,
+        run_dir: str,
+        scaling: Scaling,
+        ticket: Ticket,
+        data: DataIdentity | None = None,
     ) -> None:
         self.job = job
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         record = RunRecord(run_dir)
         record.job(job.model_dump(mode="json"))
+        record.environment(environment() | ({"data": data.as_tree()} if data else {}))
         host = ray.util.get_node_ip_address()
         beacon = BeaconServer(
             host,
@@ -88,7 +98,7 @@ class Controller:
             beacon,
             host_store(host),
             staff,
-            Custody(job, run_dir, record, view, staff.keeper_addresses, self.events.put),
+            Custody(job, run_dir, record, view, staff.keeper_addresses, self.events.put, data),
             Observations(job),
             Chronicle(job, record, view, generations, self._begun),
             self.events.put,
@@ -111,6 +121,10 @@ class Controller:
         """What the live view shows; plain values. That somebody asks is the sign that the driver lives."""
         self._driver_at = time.monotonic()
         return told.status(self.desk, self._driver_at)
+
+    def look(self) -> dict[str, Any]:
+        """The status and more, for somebody who looks on: no sign that the driver lives."""
+        return told.look(self.desk, self._began, time.monotonic())
 
     def run(self) -> dict[str, Any]:
         """The whole job; returns its summary. A failure of the job is told in ``summary["error"]``, not raised."""

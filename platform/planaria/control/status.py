@@ -11,6 +11,8 @@ from planaria.control.generation import Generation
 
 WINDOW = 20
 """Steps over which rates are averaged."""
+LOSSES = 160
+"""Losses that are kept for whoever looks on."""
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Status:
     """The account of wall time, see :meth:`planaria.observe.goodput.Account.view`."""
     last: dict[str, Any] = field(default_factory=dict)
     _tokens: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def note(self, message: dict[str, Any], generation: Generation) -> None:
@@ -46,12 +49,19 @@ class Status:
         self.step, self.loss = message["step"] + 1, message["loss"]
         self.generation, self.layout = generation.number, str(generation.plan.layout)
         self._times.append(message["step_s"])
+        if message["loss"] is not None:
+            self._losses.append(message["loss"])
         keep = ("step", "loss", "grad_norm", "lr", "targets", "data_wait_s", "step_s")
         self.last = {key: message[key] for key in keep} | {"generation": generation.number, "layout": self.layout}
 
     def note_tokens(self, tokens: int, seconds: float) -> None:
         """All ranks together consumed ``tokens`` in a step of ``seconds``."""
         self._tokens.append((seconds, tokens))
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses of the last steps, oldest first."""
+        return list(self._losses)
 
     @property
     def tokens_per_s(self) -> float:

@@ -21,6 +21,39 @@ def status(desk: Desk, now: float) -> dict[str, Any]:
     return view.as_dict()
 
 
+def look(desk: Desk, began: float, now: float) -> dict[str, Any]:
+    """What somebody sees who looks on from elsewhere: the status, every process, the newest losses and events.
+
+    Args:
+        desk: the controller's.
+        began: when the job began, as ``time.time()``.
+        now: ``time.monotonic()``.
+    """
+    ranks = {ident: rank for rank, ident in enumerate(desk.generations[-1].members)} if desk.generations else {}
+    processes = [
+        {
+            "kind": members.kind,
+            "ident": member.ident,
+            "node": member.node,
+            "life": member.life.value,
+            "since_s": max(0.0, now - member.since),
+            "rank": ranks.get(member.ident),
+        }
+        for members in desk.staff.kinds
+        if members.kind != "seat"
+        for member in members.of(*Life)
+    ]
+    return {
+        "name": desk.job.name,
+        "run_dir": desk.run_dir,
+        "began": began,
+        "status": status(desk, now),
+        "losses": desk.view.losses,
+        "events": list(desk.record.recent),
+        "processes": processes,
+    }
+
+
 def summary(desk: Desk, began: float, evaluation: Any, failure: Exception | None) -> dict[str, Any]:
     """What became of the job.
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 CONTROLLER = "controller"
 """Name of the controller's actor in the namespace of its run."""
+PREFIX = "planaria-"
+"""How all namespaces of this platform begin."""
 
 
 @dataclass(frozen=True)
@@ -32,4 +34,4 @@ class Ticket:
 
 def prefix(run_dir: str) -> str:
     """How the namespaces of all submissions into one run directory begin."""
-    return f"planaria-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}-"
+    return f"{PREFIX}{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}-"

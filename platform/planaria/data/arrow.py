@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from planaria.data.arrowtypes import kinds_of
 from planaria.data.columns import Kind
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
-from planaria.data.reading import Reader
+from planaria.data.reading import Reader, each
 from planaria.data.rows import Shard
 from planaria.recipe import BadSample
 
@@ -44,8 +44,7 @@ class ArrowRows:
         shards: list[Shard] = []
         self._batches: list[list[int]] = []
         kinds: dict[str, Kind] | None = None
-        for file in files:
-            found, counts = self._look(file)
+        for file, (found, counts) in zip(files, each(self._look, files), strict=True):
             if kinds is not None and found != kinds:
                 what = f"has the columns {', '.join(found)}, but {files[0].name} has {', '.join(kinds)}"
                 raise DataError(file.path, what, "name one data set in data.path")
@@ -125,9 +124,9 @@ class ArrowRows:
             with self._reader.derived(file, "rows", lambda opened: [json.dumps(_summary(opened)).encode()]) as kept:
                 kinds, counts = json.load(kept)
                 return kinds, counts
+        except (DataError, DataUnreachable):
+            raise
         except (pa.ArrowException, ValueError, OSError) as error:
-            if isinstance(error, DataError):
-                raise
             first_line = str(error).strip().partition("\n")[0]
             raise DataError(file.path, f"not a readable Arrow file ({first_line})", _REBUILD) from None
 
@@ -173,6 +172,8 @@ def saved_files(files: Sequence[File], reader: Reader, where: str) -> tuple[list
         state = json.loads(reader.text(states[0]))
         names = [entry["filename"] for entry in state["_data_files"]]
         indices = [entry["filename"] for entry in state.get("_indices_files") or []]
+    except (DataError, DataUnreachable):
+        raise
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise DataError(states[0].path, f"not the state of a saved data set ({error!r})", _REBUILD) from None
     paths = [f"{states[0].folder}/{name}" for name in names + indices]

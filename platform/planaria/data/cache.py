@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from planaria.data.errors import DataError
-from planaria.data.files import File, client, split_s3
-from planaria.state.errors import StorageUnavailable
+from planaria.data.files import File, client, reaching, split_s3
 
 Chunks = Callable[[File], Iterable[bytes | memoryview]]
 """How the contents of a copy are made."""
@@ -54,7 +53,7 @@ class Cache:
             make: yields its contents; by default those of the file itself.
 
         Raises:
-            DataError: a copy larger than the limit.
+            DataError: a copy larger than the limit, or a temporary folder of somebody else.
             OSError: the file cannot be read now, or the copy not be written; another attempt may succeed.
         """
         name = hashlib.blake2b(f"{file.path}\n{file.version}\n{kind}".encode(), digest_size=16).hexdigest()
@@ -70,6 +69,9 @@ class Cache:
 
     def _make(self, path: Path, file: File, make: Chunks) -> None:
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        if self.folder == default_folder() and os.stat(self.folder).st_uid != os.getuid():
+            # Anybody may have made it where all may write, and copies are believed.
+            raise DataError(self.folder, "belongs to another user", "set data.cache_dir to a folder of your own")
         unfinished = path.with_suffix(_UNFINISHED)
         with open(unfinished, "ab") as out:
             fcntl.flock(out, fcntl.LOCK_EX)
@@ -135,10 +137,8 @@ def remote_chunks(file: File) -> Iterable[memoryview]:
     done = 0
     while done < file.size:
         part = buffer[: min(CHUNK_BYTES, file.size - done)]
-        try:
+        with reaching():
             got = client(bucket).read_into(key, part, done)
-        except StorageUnavailable as error:
-            raise ConnectionError(str(error)) from None
         if got < len(part):
             raise OSError(f"{file.path} has changed: it ends at byte {done + got}, and had {file.size}")
         yield part

@@ -13,13 +13,14 @@ Kind = Literal["bytes", "picture", "pictures", "text", "messages", "other"]
 """What a column can hold, by its type: encoded bytes, one picture ({bytes, path} or a blob known to be one), a list of
 pictures or paths, text, a list of mappings, anything else."""
 
+CONVERSATION_NAMES = ("conversations", "conversation", "messages", "texts")
 _IMAGE_NAMES = (
     *("image", "images", "img", "imgs", "picture", "pictures", "photo", "jpg", "jpeg", "png", "webp"),
     *("image_bytes", "image_path", "image_file", "file_name"),
 )
 _TEXT_NAMES = ("caption", "captions", "text", "txt", "answer", "response", "output", "description", "alt_text", "label")
 _GUESSES: dict[str, tuple[tuple[str, ...], tuple[Kind, ...]]] = {
-    "conversation": (("conversations", "conversation", "messages", "texts"), ("messages", "text")),
+    "conversation": (CONVERSATION_NAMES, ("messages", "text")),
     "image": (_IMAGE_NAMES, ("picture", "pictures", "bytes", "text")),
     "text": (_TEXT_NAMES, ("text", "bytes")),
     "prompt": (("question", "prompt", "instruction", "query", "problem"), ("text",)),

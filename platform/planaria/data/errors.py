@@ -17,5 +17,9 @@ class DataError(ValueError):
         return f"{self.where}: {self.what}; {self.remedy}"
 
 
+class DataUnreachable(ConnectionError):
+    """The place of the data cannot be used now, after all tries. Says nothing about the data, so nothing is damaged."""
+
+
 class DataUnavailable(RuntimeError):
     """No loader has answered in time: unlike :class:`DataError`, another attempt may mend it."""

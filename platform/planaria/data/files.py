@@ -6,12 +6,13 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.state.errors import StorageUnavailable
 from planaria.state.retry import RetryPolicy
 from planaria.state.storage import is_url
@@ -59,7 +60,8 @@ def find_files(pattern: str, wanted: Callable[[str], bool] = lambda name: True) 
         wanted: by name, for files of a folder. Hidden files and folders are never taken from a folder.
 
     Raises:
-        DataError: nothing there, or the store cannot be used.
+        DataError: nothing there.
+        DataUnreachable: the store cannot be used.
     """
     found = _remote(pattern, wanted) if is_url(pattern) else _local(pattern, wanted)
     if not found:
@@ -100,12 +102,8 @@ def _shown(path: str) -> bool:
 def _remote(pattern: str, wanted: Callable[[str], bool]) -> list[File]:
     bucket, key = split_s3(pattern)
     literal = re.split(r"[*?\[]", key, maxsplit=1)[0]
-    try:
+    with reaching():
         listed = list(client(bucket).listing(literal))
-    except (StorageUnavailable, OSError) as error:
-        raise DataError(
-            pattern, f"cannot be listed ({error})", "see docs/data.md for the settings of a store"
-        ) from None
     if literal != key:
         fits = re.compile(_glob_to_regex(key)).fullmatch
         chosen = [item for item in listed if fits(item.key)]
@@ -154,12 +152,19 @@ def client(bucket: str) -> S3Client:
     return S3Client(bucket, POLICY, Timeouts())
 
 
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Around requests: a store that cannot be used is an ``OSError``, as all that another attempt may mend."""
+    try:
+        yield
+    except StorageUnavailable as error:
+        raise DataUnreachable(str(error)) from None
+
+
 def read_all(path: str) -> bytes:
     """All of a file, local or remote. Raises ``OSError``, of an unreachable store too."""
     if not is_url(path):
         return Path(path).read_bytes()
     bucket, key = split_s3(path)
-    try:
+    with reaching():
         return client(bucket).get(key)
-    except StorageUnavailable as error:
-        raise ConnectionError(str(error)) from None

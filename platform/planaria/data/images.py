@@ -38,11 +38,16 @@ def reuse_memory() -> None:
     Image.core.set_blocks_max(4)
 
 
-def decode_image(data: bytes, key: str) -> Pixels:
+def decode_image(data: bytes, key: str, side: int | None = None) -> Pixels:
     """Decode a picture of any supported format and mode to uint8 RGB [height, width, 3].
 
     The EXIF orientation is applied, transparency is laid on white, 16-bit greys keep their high byte,
-    and an animation gives its first frame. ``key`` names the sample in errors.
+    and an animation gives its first frame.
+
+    Args:
+        data: the encoded picture.
+        key: names the sample in errors.
+        side: makes it a square of this side, as :func:`fit` does; None: it keeps its size.
 
     Raises:
         BadSample: empty, truncated, no picture at all, or larger than :data:`MAX_PIXELS`.
@@ -55,7 +60,8 @@ def decode_image(data: bytes, key: str) -> Pixels:
             if width * height > MAX_PIXELS:  # only the header has been read so far
                 raise BadSample(key, f"the image has {width} x {height} pixels, over the limit of {MAX_PIXELS}")
             image.load()
-            return np.ascontiguousarray(_to_rgb(_upright(image)))
+            rgb = _to_rgb(_upright(image))
+            return np.ascontiguousarray(rgb if side is None else _square(rgb, side), dtype=np.uint8)
     except (BadSample, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -74,17 +80,27 @@ def _upright(image: Image.Image) -> Image.Image:
     return image.transpose(_UPRIGHT[orientation])
 
 
-def _to_rgb(image: Image.Image) -> Pixels:
+def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("floating-point pixels have no known range")
     if image.mode.startswith("I"):
         # convert("RGB") would clip 16-bit values at 255, which leaves nearly two levels.
         high = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-        return np.repeat(high[:, :, None], 3, axis=2)
+        return Image.fromarray(np.repeat(high[:, :, None], 3, axis=2))
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return np.asarray(image.convert("RGB"), dtype=np.uint8)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    if image.size == (size, size):
+        return image
+    width, height = image.size
+    # Resizing only the centre box equals resize-then-crop, but a 1 x 100000 strip stays cheap.
+    side = min(height, width)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
 
 
 def fit(rgb: Pixels, size: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
@@ -103,14 +119,8 @@ def fit(rgb: Pixels, size: int, out: NDArray[np.uint8] | None = None) -> NDArray
     """
     if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.size == 0:
         raise ValueError(f"expected uint8 [height, width, 3] with pixels, found {rgb.dtype} {list(rgb.shape)}")
-    height, width = rgb.shape[:2]
-    if (height, width) != (size, size):
-        # Resizing only the centre box equals resize-then-crop, but a 1 x 100000 strip stays cheap.
-        side = min(height, width)
-        left, top = (width - side) / 2, (height - side) / 2
-        image = Image.fromarray(rgb)
-        box = (left, top, left + side, top + side)
-        rgb = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box), dtype=np.uint8)
+    if rgb.shape[:2] != (size, size):
+        rgb = np.asarray(_square(Image.fromarray(rgb), size))
     if out is None:
         out = np.empty((3, size, size), np.uint8)
     out[...] = rgb.transpose(2, 0, 1)

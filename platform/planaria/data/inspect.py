@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from planaria.config import DataConfig
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
 from planaria.data.formats import FileDataset, Format, files_of, open_as
 from planaria.data.rows import TableDataset
@@ -90,11 +90,24 @@ def inspect(
         progress: called with samples read and to read.
     """
     found = Findings(path)
-    dataset = _opened(path, config, found)
-    if dataset is None:
-        return found
+    try:
+        dataset = _opened(path, config, found)
+        if dataset is not None:
+            _look(dataset, check, show, found, progress)
+            dataset.close()
+    except DataUnreachable as error:  # nothing else can be said of it
+        found.errors.append(Problem(path, str(error)))
+    return found
+
+
+def _look(
+    dataset: FileDataset, check: int | None, show: int, found: Findings, progress: Callable[[int, int], None]
+) -> None:
     found.samples = len(dataset)
-    found.files = [(shard.file, shard.samples) for shard in dataset.shards]
+    counts: Counter[File] = Counter()
+    for shard in dataset.shards:  # of which one file may hold several
+        counts[shard.file] += shard.samples
+    found.files = list(counts.items())
     if isinstance(dataset, TableDataset):
         chosen = dataset.columns
         roles = {name: role for role, name in vars(chosen).items() if name is not None}
@@ -103,12 +116,10 @@ def inspect(
     reasons: dict[str, Problem] = {}
     for done in range(total):
         _read(dataset, done * found.samples // total, found, reasons, show)
+        found.checked = done + 1
         progress(done + 1, total)
-    found.checked = total
     found.skipped = sorted(reasons.values(), key=lambda problem: -problem.count)
     found.bad = sum(problem.count for problem in found.skipped)
-    dataset.close()
-    return found
 
 
 def _opened(path: str, config: DataConfig, found: Findings) -> FileDataset | None:
@@ -150,6 +161,8 @@ def _read(dataset: FileDataset, index: int, found: Findings, reasons: dict[str, 
     except BadSample as error:
         _count(reasons, error.key, error.cause)
         return
+    except DataUnreachable:
+        raise
     except (OSError, DataError) as error:
         _count(reasons, f"sample {index}", str(error))
         return

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planaria.data.cache import Handles
 from planaria.data.columns import Kind
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
 from planaria.data.reading import Reader
 from planaria.data.rows import Shard
@@ -43,6 +43,8 @@ class JsonRows:
             try:
                 with _open(reader, files, as_lines, number) as opened:
                     self._lines.append(_line_starts(opened))
+            except (DataError, DataUnreachable):
+                raise
             except OSError as error:
                 remedy = "check the path and its permissions"
                 raise DataError(file.path, f"cannot be read ({error.strerror or error})", remedy) from None
@@ -106,6 +108,8 @@ def _is_list(file: File, reader: Reader) -> bool:
     try:
         with reader.open(file) as opened:
             return opened.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    except (DataError, DataUnreachable):
+        raise
     except OSError as error:
         remedy = "check the path and its permissions"
         raise DataError(file.path, f"cannot be read ({error.strerror or error})", remedy) from None

@@ -21,7 +21,7 @@ from PIL import Image
 
 from planaria.data.cache import Handles
 from planaria.data.columns import Kind
-from planaria.data.errors import DataError
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
 from planaria.data.reading import COMPRESSED, Reader
 from planaria.data.rows import Shard
@@ -72,9 +72,9 @@ class MdsRows:
             entries = json.loads(reader.text(index))["shards"]
             found = [_shard(entry, index, by_path) for entry in entries]
             columns = [_columns(entry) for entry in entries]
+        except (DataError, DataUnreachable):
+            raise
         except (ValueError, KeyError, TypeError, OSError) as error:
-            if isinstance(error, DataError):
-                raise
             raise DataError(index.path, f"not an index of MDS shards ({error!r})", _REBUILD) from None
         if any(other != columns[0] for other in columns):
             raise DataError(index.path, "its shards have different columns", "write one data set per folder")

@@ -7,16 +7,16 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
 
 from planaria.data.cache import CHUNK_BYTES, Cache
-from planaria.data.errors import DataError
-from planaria.data.files import File, client, split_s3
-from planaria.state.errors import StorageUnavailable
+from planaria.data.errors import DataError, DataUnreachable
+from planaria.data.files import File, client, reaching, split_s3
 
 
 def _zstd(file: BinaryIO) -> BinaryIO:
@@ -35,6 +35,10 @@ COMPRESSED = tuple(_OPENERS)
 """Ends of names of files that are unpacked into the cache."""
 
 _PIECE = 4 << 20
+TOGETHER = 8
+"""Remote files that are looked at together."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,24 @@ class Reader:
                 stream = _OPENERS[suffix](packed)
                 while piece := stream.read(_PIECE):
                     yield piece
+            except DataUnreachable:
+                raise
             except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, gzip.BadGzipFile, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk or the store, not what is compressed
                 what = f"cannot be unpacked ({error or type(error).__name__})"
                 raise DataError(file.path, what, "copy or download the file again, or write it again") from None
+
+
+def each(look: Callable[[File], T], files: Sequence[File]) -> list[T]:
+    """What ``look`` finds in each file, in order; several remote ones at once, as each answer takes its time.
+
+    Raises what the first of the failing looks raises.
+    """
+    if not any(file.remote for file in files):
+        return [look(file) for file in files]
+    with ThreadPoolExecutor(TOGETHER, "look") as pool:
+        return list(pool.map(look, files))
 
 
 class RangeFile(io.RawIOBase):
@@ -118,9 +135,7 @@ class RangeFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")[: max(0, self._file.size - self._at)]
         view = view[:CHUNK_BYTES]
-        try:
+        with reaching():
             got = self._client.read_into(self._key, view, self._at) if len(view) else 0
-        except StorageUnavailable as error:
-            raise ConnectionError(str(error)) from None
         self._at += got
         return got

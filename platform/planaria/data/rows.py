@@ -23,7 +23,7 @@ _LASTING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ENAME
 
 @dataclass(frozen=True)
 class Shard:
-    """A run of samples that lie together: files may be read in any order, but rows of one are best read together."""
+    """A run of samples that lie together, a file or a part of it: best read together, in whatever order."""
 
     file: File
     samples: int
@@ -39,6 +39,9 @@ class Needs:
     """Most pictures of the whole sample."""
     most_at_once: int | None = None
     """Most pictures of the first question."""
+    side: int | None = None
+    """Pictures are made squares of this side in pixels as they are decoded, which spares copies of the whole ones;
+    None: they keep their size."""
 
     def check(self, key: str, pictures: int, at_once: int) -> None:
         """Raises :class:`BadSample` for too few or too many pictures."""
@@ -130,7 +133,9 @@ class TableDataset:
         blobs = _pictures(None if self.columns.image is None else row.get(self.columns.image), key, self.image_root)
         turns = self._turns(row, len(blobs), key)
         self.needs.check(key, len(blobs), turns[0].pictures)
-        return conversation_sample(key, [decode_image(_fetched(blob, key), key) for blob in blobs], turns)
+        return conversation_sample(
+            key, [decode_image(_fetched(blob, key), key, self.needs.side) for blob in blobs], turns
+        )
 
     def _turns(self, row: Mapping[str, Any], pictures: int, key: str) -> tuple[Turn, ...]:
         columns = self.columns

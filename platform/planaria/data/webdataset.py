@@ -10,12 +10,14 @@ from functools import partial
 from typing import BinaryIO
 
 from planaria.data.cache import Cache, Handles, default_folder
-from planaria.data.errors import DataError
+from planaria.data.columns import CONVERSATION_NAMES
+from planaria.data.conversation import question_turn, read_turns
+from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File, find_files
 from planaria.data.images import decode_image
-from planaria.data.reading import COMPRESSED, Reader
+from planaria.data.reading import COMPRESSED, Reader, each
 from planaria.data.rows import Needs, Shard
-from planaria.data.sample import Sample
+from planaria.data.sample import Sample, Turn, conversation_sample
 from planaria.data.tarindex import Entry, Span, index_tar
 from planaria.data.text import as_text, parsed
 from planaria.recipe import BadSample
@@ -59,8 +61,8 @@ class WebDataset:
         self.needs = needs
         self._entries: list[tuple[int, Entry]] = []
         shards: list[Shard] = []
-        for number, file in enumerate(files):
-            entries = _index(file, reader)
+        indices = each(partial(_index, reader=reader), files)
+        for number, (file, entries) in enumerate(zip(files, indices, strict=True)):
             self._entries += [(number, entry) for entry in entries]
             shards.append(Shard(file, len(entries)))
         if not self._entries:
@@ -85,16 +87,21 @@ class WebDataset:
             raise IndexError(f"sample {index} is outside 0..{len(self) - 1}")
         shard, entry = self._entries[index]
         key = f"{self.shards[shard].file.name}/{entry.key}"
-        if entry.image is None:
-            raise BadSample(key, "no image member (png, jpg, jpeg, webp, gif, bmp, tif or tiff)")
-        self.needs.check(key, 1, 1)
+        pictures = int(entry.image is not None)
+        turns: tuple[Turn, ...] = ()
         if entry.text is not None:
             caption = as_text(self._read(shard, entry.text, key), key)
         elif entry.json is not None:
-            caption = _json_caption(self._read(shard, entry.json, key), key)
+            caption, turns = _told(self._read(shard, entry.json, key), pictures, key)
         else:
             raise BadSample(key, "no caption member (txt, or json with a caption)")
-        return Sample(key, decode_image(self._read(shard, entry.image, key), key), self.prompt, caption)
+        if not pictures and not turns:
+            raise BadSample(key, "no image member (png, jpg, jpeg, webp, gif, bmp, tif or tiff)")
+        self.needs.check(key, pictures, pictures)
+        images = []
+        if entry.image is not None:
+            images.append(decode_image(self._read(shard, entry.image, key), key, self.needs.side))
+        return conversation_sample(key, images, turns or question_turn(self.prompt, caption, 1, key, marked=False))
 
     def close(self) -> None:
         """Close the file handles; the next access opens them again."""
@@ -139,6 +146,8 @@ def _index(file: File, reader: Reader) -> list[Entry]:
         # Each process would copy the shard once more after it was dropped from the cache; this stays.
         with reader.derived(file, "index", partial(_dumped, file.path)) as kept:
             return [_loaded(line) for line in kept]
+    except (DataError, DataUnreachable):
+        raise
     except OSError as error:
         remedy = "check the path and its permissions"
         raise DataError(file.path, f"cannot be read ({error.strerror or error})", remedy) from None
@@ -155,9 +164,17 @@ def _loaded(line: bytes) -> Entry:
     return Entry(tree["key"], **spans)
 
 
-def _json_caption(data: bytes, key: str) -> str:
+def _told(data: bytes, pictures: int, key: str) -> tuple[str, tuple[Turn, ...]]:
+    """The caption of a json member, or its conversation."""
     tree = parsed(data, key, "json member")
-    caption = tree.get("caption") if isinstance(tree, dict) else None
-    if not isinstance(caption, str):
-        raise BadSample(key, 'the json member has no text under "caption"')
-    return as_text(caption, key)
+    if (
+        isinstance(tree, list) and tree and isinstance(tree[0], dict)
+    ):  # The Cauldron's shards hold nothing but the turns
+        return "", read_turns(tree, pictures, key)
+    if isinstance(tree, dict):
+        for name in CONVERSATION_NAMES:
+            if tree.get(name):
+                return "", read_turns(tree[name], pictures, key)
+        if isinstance(caption := tree.get("caption"), str):
+            return as_text(caption, key), ()
+    raise BadSample(key, 'the json member has no text under "caption", and no conversation')

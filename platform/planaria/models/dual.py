@@ -89,7 +89,7 @@ class DualEncoderRecipe:
 
     def dataset(self, split: str) -> Dataset:
         side = self.config.vision_config.image_size
-        return open_dataset(self.job.data, split, side, self.job.seed, Needs(least=1, most=1))
+        return open_dataset(self.job.data, split, side, self.job.seed, Needs(least=1, most=1, side=side))
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:
         return self._collator(samples, weights)

@@ -97,7 +97,7 @@ class VLMRecipe:
         )
 
     def dataset(self, split: str) -> Dataset:
-        needs = Needs(most_at_once=self._collator.most_pictures)
+        needs = Needs(most_at_once=self._collator.most_pictures, side=self._pictures.side)
         return open_dataset(self.job.data, split, self._pictures.side, self.job.seed, needs)
 
     def collate(self, samples: Sequence[Any], weights: Sequence[int]) -> MicroBatch:

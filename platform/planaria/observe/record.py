@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from planaria.data.audit import set_digest
+
 MOST_UNWRITTEN = 16 << 20
+RECENT = 40
+"""Events that are kept at hand for whoever looks on."""
 
 
 class RunRecord:
@@ -23,7 +27,8 @@ class RunRecord:
     ``events.jsonl``: what happened and why. ``metrics.jsonl``: one row per executed step (a step that is
     redone after a rollback appears again, with its new generation; the last row counts). ``ledger.jsonl``:
     the ids that each step consumed. ``goodput.jsonl``: now and then, where the wall time has gone so far.
-    ``journal.jsonl``: what a controller that returns must know. Numbers that are not finite are null (:func:`finite`).
+    ``ranks.jsonl``: now and then, what every rank did. ``journal.jsonl``: what a controller that returns must
+    know. Numbers that are not finite are null (:func:`finite`).
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -34,15 +39,22 @@ class RunRecord:
         self.last_event = ""
         self.listener: Callable[[str, Mapping[str, Any]], None] = lambda name, row: None
         """Told (record, row) of every row; must neither fail nor take long."""
+        self.recent: deque[tuple[float, str, str]] = deque(maxlen=RECENT)
+        """(time, kind, text) of the newest events, oldest first."""
 
     def job(self, tree: Mapping[str, Any]) -> None:
         """Write ``job.json``: the whole job description, defaults included."""
         self._write("job.json", tree)
 
+    def environment(self, tree: Mapping[str, Any]) -> None:
+        """Write ``environment.json``: what the job runs on."""
+        self._write("environment.json", tree)
+
     def event(self, kind: str, text: str, **fields: Any) -> None:
         """Record that ``kind`` happened; ``text`` is the sentence a person reads."""
-        self.last_event = text
-        self._append("events", {"time": time.time(), "event": kind, "text": text, **fields})
+        self.last_event, now = text, time.time()
+        self.recent.append((now, kind, text))
+        self._append("events", {"time": now, "event": kind, "text": text, **fields})
 
     def transition(self, before: str, after: str, cause: str, seconds: float) -> None:
         """Record that the job went from one state, in which it was for so many seconds, to another."""
@@ -91,6 +103,10 @@ class RunRecord:
         """Record where the wall time has gone so far, seconds by class."""
         rounded = {name: round(seconds, 4) for name, seconds in account.items()}
         self._append("goodput", {"time": time.time(), **rounded})
+
+    def ranks(self, row: Mapping[str, Any]) -> None:
+        """Record what every rank did since the row before."""
+        self._append("ranks", {"time": time.time(), **row})
 
     def summary(self, tree: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
@@ -145,14 +161,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def set_digest(ids: Iterable[int]) -> str:
-    """A digest of a multiset of ids: the same in whatever order, and by whatever ranks, they were consumed."""
-    total = 0
-    for index in ids:
-        total += int.from_bytes(hashlib.blake2b(str(index).encode(), digest_size=16).digest(), "big")
-    return f"{total % (1 << 128):032x}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

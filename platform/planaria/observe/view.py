@@ -26,6 +26,8 @@ ROWS_SHOWN = 6
 LOSSES_KEPT = 160
 NARROW = 72
 """Below this width the table leaves out what matters least."""
+TINY = 50
+"""Below this one it shows numbers only."""
 STATE_STYLES = {
     "running": "green",
     "finished": "green",
@@ -214,13 +216,14 @@ def remaining_s(status: Mapping[str, Any]) -> float | None:
 
 
 def generation_table(rows: Sequence[Mapping[str, Any]], *, width: int, plain: bool = False) -> Table:
-    """One row per generation; a narrow one leaves out the workers, and shortens the cause."""
+    """One row per generation; a narrow one leaves out the workers, and shortens the cause or leaves it out, too."""
     narrow = width < NARROW
+    hidden = {"workers", "why it began"} if width < TINY else {"workers"} if narrow else set()
     table = Table(
         box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", width=None
     )
     for name in as_text.COLUMNS:
-        if narrow and name == "workers":
+        if name in hidden:
             continue
         right = name in ("gen", "workers", "steps", "recovery")
         flexible = name == "why it began"
@@ -231,9 +234,9 @@ def generation_table(rows: Sequence[Mapping[str, Any]], *, width: int, plain: bo
             overflow=overflow(plain),
             max_width=(14 if narrow else max(20, width - 58)) if flexible else None,
         )
-    skipped = as_text.COLUMNS.index("workers")
     for cells in as_text.generation_cells(rows, plain=plain):
-        table.add_row(*(as_cell(cell, plain) for index, cell in enumerate(cells) if not (narrow and index == skipped)))
+        shown = (cell for name, cell in zip(as_text.COLUMNS, cells, strict=True) if name not in hidden)
+        table.add_row(*(as_cell(cell, plain) for cell in shown))
     return table
 
 

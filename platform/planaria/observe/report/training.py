@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from planaria.observe.ranks import FIELDS
 from planaria.observe.report.bars import rank_bars
 from planaria.observe.report.curves import over_steps, over_time
 from planaria.observe.report.episodes import Span
@@ -89,34 +90,30 @@ def throughput(history: History) -> Section:
 
 def _ranks(rows: Sequence[Row]) -> list[Figure]:
     """What the ranks of the newest generation did: their own share of the work, and the time it took them."""
+    if not rows:
+        return []
     newest = [row for row in rows if row.get("gen") == rows[-1].get("gen")]
     sums: dict[int, list[float]] = {}
     for row in newest:
         for rank, told in row["ranks"].items():
-            if isinstance(told, list) and len(told) == 4 and str(rank).isdigit():
-                held = sums.setdefault(int(rank), [0.0] * 4)
+            if isinstance(told, list) and len(told) == FIELDS and str(rank).isdigit():
+                held = sums.setdefault(int(rank), [0.0] * FIELDS)
                 sums[int(rank)] = [a + float(b) for a, b in zip(held, told, strict=True)]
-    ranks = sorted(sums.items())
-    bars = [
-        (f"rank {rank}", busy / done, f"{duration(busy / done)} per step") for rank, (done, busy, *_) in ranks if done
-    ]
+    bars, cells = [], []
+    for rank, (steps, measured, computed, waited, samples) in sorted(sums.items()):
+        if steps and measured:
+            each = computed / measured
+            bars.append((f"rank {rank}", each, f"{duration(each)} per step"))
+            speed = quantity(samples / steps / each) if each else "-"
+            cells.append(
+                (str(rank), f"{steps:.0f}", duration(each), duration(waited / steps), f"{samples:,.0f}", speed)
+            )
     if not bars:
         return []
     table = Table(
         "Ranks in numbers",
         ("rank", "steps", "computing, per step", "data wait, per step", "samples", "samples per second of computing"),
-        [
-            (
-                str(rank),
-                f"{done:.0f}",
-                duration(busy / done),
-                duration(wait / done),
-                f"{samples:,.0f}" if samples else "-",
-                quantity(samples / busy) if samples and busy else "-",
-            )
-            for rank, (done, busy, wait, samples) in ranks
-            if done
-        ],
+        cells,
         frozenset(range(6)),
         folded=True,
     )
