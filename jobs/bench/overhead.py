@@ -24,7 +24,7 @@ from _peers import bare
 from _peers.planaria_job import run_dir
 from _peers.work import Work
 from _runs import carried_out, load
-from _scraped import SCRAPED_S, run_scraped
+from _scraped import SCRAPED_S, run_scraped, table_of_scrapes
 from planaria.observe.record import read_lines
 
 NAMES = ("planaria", "torchrun")
@@ -56,9 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + QUICK_S if options.quick else float("inf")
     console = Console(stderr=True)
     scraped = run_scraped(work, QUICK_S / 3 if options.quick else SCRAPED_S, WARM_UP, options.logs)
-    console.print(
-        f"metrics: {scraped.get('absent') or report.number(scraped['ratio']) + ' times as long when scraped'}"
-    )
+    words = scraped.get("absent") or f"{report.number(scraped['ratio'])} times as long when scraped"
+    console.print(f"metrics: {words}")
     rows = measure_all(options, work, console, deadline)
     result = build_report([*rows, scraped], work, datetime.date.today().isoformat())
     result.print()
@@ -168,6 +167,11 @@ def pace(steps: Sequence[Step]) -> dict[str, Any]:
 def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Report:
     """Medians, ratios and tables of the measured rows."""
     found = report.spread(ratios(rows, "step_seconds").values())
+    figures = {} if found is None else {"overhead_vs_torchrun": found.median}
+    for row in rows:
+        if "ratio" in row:
+            figures["metrics_overhead"] = row["ratio"]
+    tables = (_pairs(rows), _comparison(rows), table_of_scrapes(rows), _absent(rows), _settings(work))
     return report.Report(
         name="overhead",
         title="Overhead of the controller",
@@ -176,26 +180,21 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
         versions=report.versions(),
         settings={"work": _work(work), "torchrun": bare.settings()},
         rows=rows,
-        figures=({"overhead_vs_torchrun": found.median} if found is not None else {})
-        | {"metrics_overhead": row["ratio"] for row in rows if "ratio" in row},
-        tables=[
-            table
-            for table in (_pairs(rows), _comparison(rows), table(rows), _absent(rows), _settings(work))
-            if table.rows
-        ],
+        figures=figures,
+        tables=[table for table in tables if table.rows],
     )
 
 
 def ratios(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
     """Planaria's value over the peer's, of every whole pair."""
-    values = {(row["pair"], row["contender"]): row[key] for row in rows if key in row}
+    values = {(row["pair"], row["contender"]): row[key] for row in rows if key in row and "pair" in row}
     pairs = sorted({pair for pair, _ in values})
     whole = [pair for pair in pairs if all((pair, name) in values for name in NAMES)]
     return {pair: values[pair, "planaria"] / values[pair, "torchrun"] for pair in whole}
 
 
 def _pairs(rows: list[dict[str, Any]]) -> report.Table:
-    by_pair = {(row["pair"], row["contender"]): row for row in rows}
+    by_pair = {(row["pair"], row["contender"]): row for row in rows if "pair" in row}
     lines = [
         [
             str(pair),

@@ -179,13 +179,14 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         _counter("replica_mismatches_total", "Comparisons that found replicas to differ"),
     ),
     "Goodput": (
-        _gauge(
-            "goodput_seconds",
+        Metric(
+            PREFIX + "goodput_seconds",
+            Kind.GAUGE,
             "Wall time by class, which add up to the age of the job; a gauge, since a rollback moves time from "
             "productive to lost",
-            "class",
-            unit="seconds",
-            **{"class": CLASSES},
+            "seconds",
+            ("class",),
+            (("class", CLASSES),),
         ),
         _gauge("goodput_ratio", "Productive share of the wall time", unit="ratio", mirrored=True),
     ),
