@@ -19,7 +19,7 @@ from planaria.commands.plan import default_nodes, outlooks, parse_nodes
 from planaria.commands.status import SUMMARY_KEYS, read_run, verdict
 from planaria.commands.train import stop_code
 from planaria.config import load, parse
-from planaria.paths import absolute_paths
+from planaria.paths import absolute_paths, relative_paths
 from planaria.planner.plan import ModelFacts
 from planaria.state.boxes import Box, shard_rows
 from planaria.state.vault import Vault
@@ -137,6 +137,10 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
     assert job.data.tokenizer == "bytes"
     assert job.model is not None and job.model.path == f"{tmp_path}/weights"
     assert job.storage == f"{tmp_path}/runs"
+    mixture = [{"name": "a", "path": "a/*.tar"}, {"name": "b", "path": "s3://b/c"}]
+    mixed = parse(tree | {"data": {"source": "files", "mixture": mixture}})
+    assert [source.path for source in absolute_paths(mixed).data.mixture] == [f"{tmp_path}/a/*.tar", "s3://b/c"]
+    assert "data.mixture.0.path" in relative_paths(mixed) and "data.mixture.1.path" not in relative_paths(mixed)
 
 
 @pytest.mark.parametrize(("why", "code"), [("Ctrl-C", 130), ("SIGTERM", 143), (None, 130)])

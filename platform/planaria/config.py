@@ -114,6 +114,14 @@ class ColumnsConfig(Section):
     key: str | None = Field(None, description="what names a sample in logs; without one, its place in the file")
 
 
+class SourceConfig(Section):
+    """One data set of a mixture."""
+
+    name: str = Field(..., min_length=1, description="of the data set in records; its order depends on it")
+    path: str = Field(..., min_length=1, description="training files, as in data.path")
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="share of the samples, beside the other weights")
+
+
 class DataConfig(Section):
     """Where samples come from and how they are prepared."""
 
@@ -121,6 +129,9 @@ class DataConfig(Section):
         "scenes", description="scenes: drawn on the fly; files: what lies at path; webdataset: files of that format"
     )
     path: str | None = Field(None, description="training files: a file, folder or glob, local or s3://")
+    mixture: tuple[SourceConfig, ...] = Field(
+        (), description="several data sets in place of path, mixed by weight; each has epochs of its own"
+    )
     val_path: str | None = Field(None, description="held-out files, likewise")
     format: Literal["auto", "webdataset", "parquet", "hf", "mds", "llava"] = Field(
         "auto", description="of the files; auto: told from their names"
@@ -138,6 +149,9 @@ class DataConfig(Section):
     prompt: str = Field("Describe the picture.", description="instruction before a caption")
     max_length: int = Field(256, ge=8, description="tokens per sample, image placeholders included")
     shuffle: bool = True
+    shuffle_block: int | None = Field(
+        None, ge=1, description="shards in use at a time: samples are shuffled within so many; null: all of them"
+    )
     accept_changes: bool = Field(
         False, description="go on from a checkpoint although the training data are other ones than it was made with"
     )
@@ -150,7 +164,14 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _paths(self) -> DataConfig:
-        if self.source != "scenes" and not self.path:
+        if self.source == "scenes" and self.mixture:
+            raise ValueError("source: scenes renders its pictures; remove mixture or set source: files")
+        if self.mixture and self.path:
+            raise ValueError("path and mixture contradict; give path a name of its own in mixture")
+        names = [source.name for source in self.mixture]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"mixture: the name {repeated[0]!r} stands twice; give every source its own")
+        if self.source != "scenes" and not self.path and not self.mixture:
             raise ValueError(f"source: {self.source} needs path, a glob such as data/train-*.tar")
         if self.source == "scenes" and (self.path or self.val_path):
             raise ValueError("source: scenes renders its pictures; remove path/val_path or set source: files")

@@ -24,6 +24,9 @@ def absolute_paths(job: JobConfig) -> JobConfig:
         value = (tree[section] or {}).get(key)
         if value is not None and "://" not in value and not (key == "tokenizer" and value == "bytes"):
             tree[section][key] = str(Path(value).expanduser().absolute())
+    for source in tree["data"]["mixture"]:
+        if "://" not in source["path"]:
+            source["path"] = str(Path(source["path"]).expanduser().absolute())
     tree["storage"] = str(Path(tree["storage"]).expanduser().absolute())
     return JobConfig.model_validate(tree)
 
@@ -34,6 +37,7 @@ def relative_paths(job: JobConfig) -> dict[str, str]:
     found = {f"{section}.{key}": (tree[section] or {}).get(key) for section, key in _PATHS} | {
         "storage": tree["storage"]
     }
+    found |= {f"data.mixture.{place}.path": source["path"] for place, source in enumerate(tree["data"]["mixture"])}
     return {
         key: value
         for key, value in found.items()

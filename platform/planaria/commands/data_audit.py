@@ -12,6 +12,7 @@ from planaria.commands.failures import FAILED, UsageError
 
 if TYPE_CHECKING:
     from planaria.data.audit import Audit, Course
+    from planaria.data.ordering import SourceShape
 
 MOST_SHOWN = 10
 
@@ -69,9 +70,40 @@ def course_of(folder: Path, samples: int | None) -> Course:
             shuffle=job["data"]["shuffle"],
             windows=skips(read_lines(folder / "journal.jsonl")),
             damaged=damaged,
+            shapes=_shapes(folder, job["data"], samples),
+            block=job["data"].get("shuffle_block"),
         )
     except KeyError as error:
         raise UsageError(f"{folder / 'job.json'}: lacks {error}; it was written by another version") from None
+
+
+def _shapes(folder: Path, data: Mapping[str, Any], samples: int) -> tuple[SourceShape, ...]:
+    """Sources and shards, where the order depends on them: in mixtures, and where blocks of shards are shuffled.
+
+    Raises:
+        UsageError: they are not on record.
+    """
+    from planaria.data.identity import DataIdentity
+    from planaria.data.ordering import SourceShape
+
+    mixture = data.get("mixture") or []
+    if not mixture and data.get("shuffle_block") is None:
+        return ()
+    tree = _tree(folder / "environment.json").get("data")
+    found = DataIdentity.from_tree(tree) if tree else DataIdentity(0, "")
+    sizes = [count for _, _, count in found.shards]
+    counts = found.sources or (len(sizes),)
+    if sum(sizes) != samples or sum(counts) != len(sizes) or len(counts) != max(1, len(mixture)):
+        raise UsageError(
+            f"{folder}: the order depends on the shards of its data, and environment.json does not list them all (no "
+            f"more than some thousand are listed); this run cannot be audited"
+        )
+    named = mixture or [{"name": "", "weight": 1.0}]
+    shapes, start = [], 0
+    for source, count in zip(named, counts, strict=True):
+        shapes.append(SourceShape(tuple(sizes[start : start + count]), source["name"], source["weight"]))
+        start += count
+    return tuple(shapes)
 
 
 def _tree(path: Path) -> Mapping[str, Any]:

@@ -10,9 +10,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from planaria.data.order import candidate, indices
+from planaria.data.ordering import Order, SourceShape
 from planaria.data.skips import Windows, batch_of
 
 Row = Mapping[str, Any]
@@ -32,13 +33,24 @@ class Course:
     damaged: Mapping[int, int] = field(default_factory=dict)
     """By position of the global order: how many samples were found damaged there, the substitutes included."""
 
+    shapes: tuple[SourceShape, ...] = ()
+    """Sources and their shards, where the order depends on them."""
+    block: int | None = None
+    """Shards that are shuffled together."""
+
+    @cached_property
+    def order(self) -> Order:
+        """Of all samples."""
+        shapes = self.shapes or (SourceShape((self.samples,)),)
+        return Order(shapes, self.seed, self.shuffle, self.block)
+
     def expected(self, step: int) -> list[int]:
         """Dataset indices that ``step`` should consume, substitutes included, in the order of positions."""
         first = batch_of(step, self.windows) * self.global_batch
-        found = indices(first, first + self.global_batch, self.samples, self.seed, self.shuffle)
+        found = self.order.indices(first, first + self.global_batch)
         for place in range(self.global_batch):
             if attempts := self.damaged.get(first + place):
-                found[place] = candidate(first + place, attempts, self.samples, self.seed, self.shuffle)
+                found[place] = self.order.substitute(first + place, attempts)
         return found
 
 

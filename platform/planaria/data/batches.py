@@ -32,7 +32,8 @@ class Batches:
     def _builder(self, split: str) -> BatchBuilder:
         job = self._job
         dataset = self._recipe.dataset(split)
-        return BatchBuilder(dataset, self._recipe.collate, job.seed, job.train.global_batch, job.data.shuffle)
+        data, size = job.data, job.train.global_batch
+        return BatchBuilder(dataset, self._recipe.collate, job.seed, size, data.shuffle, data.shuffle_block)
 
     def open(self) -> None:
         """Open the training samples.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planaria.data.errors import DataError
-from planaria.data.order import candidate
+from planaria.data.ordering import order_of
 from planaria.data.plan import micro_batches
 from planaria.recipe import BadSample, Dataset, MicroBatch
 
@@ -52,7 +52,9 @@ class EvalBatch:
 class BatchBuilder:
     """Reads, collates and substitutes. Any builder with the same arguments builds the same batches."""
 
-    def __init__(self, dataset: Dataset, collate: Collate, seed: int, global_batch: int, shuffle: bool) -> None:
+    def __init__(
+        self, dataset: Dataset, collate: Collate, seed: int, global_batch: int, shuffle: bool, block: int | None = None
+    ) -> None:
         """
         Args:
             dataset: the samples.
@@ -60,6 +62,7 @@ class BatchBuilder:
             seed: of the order and of the substitutes.
             global_batch: samples per step, over all ranks.
             shuffle: whether each epoch is permuted.
+            block: shards that are shuffled together; None: all of them.
 
         Raises:
             DataError: the data set is empty.
@@ -71,9 +74,8 @@ class BatchBuilder:
             raise DataError(type(dataset).__name__, "the data set has no samples", "check the path and the split")
         self._dataset = dataset
         self._collate = collate
-        self._seed = seed
         self._global_batch = global_batch
-        self._shuffle = shuffle
+        self._order = order_of(dataset, seed, shuffle, block)
         self._filler_sample: Any = None
 
     def build(self, number: int, lo: int, hi: int, count: int) -> BuiltSlice:
@@ -139,7 +141,7 @@ class BatchBuilder:
     def _healthy(self, position: int, bad: list[BadRecord]) -> tuple[int, Any]:
         """(dataset index, sample) for a position: the sample in order, or its first healthy substitute."""
         for attempt in range(1 + TRIES):
-            index = self._candidate(position, attempt)
+            index = self._order.substitute(position, attempt)
             try:
                 return index, self._dataset[index]
             except BadSample as error:
@@ -150,9 +152,6 @@ class BatchBuilder:
             f"damaged ({last.cause}), and so were all samples tried for position {position} ({1 + TRIES} in all)",
             "check the shards; most of this data set seems unreadable",
         ) from last
-
-    def _candidate(self, position: int, attempt: int) -> int:
-        return candidate(position, attempt, len(self._dataset), self._seed, self._shuffle)
 
     def _filler(self) -> Any:
         # Its content never counts, so one healthy sample serves for good. Damage met here is not recorded:

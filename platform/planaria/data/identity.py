@@ -28,10 +28,14 @@ class DataIdentity:
     """Of names, sizes and numbers of samples of all shards, in order; empty for data that are made, not read."""
     shards: tuple[Listed, ...] = ()
     """All of them, in order, unless there are more than :data:`MOST_LISTED`."""
+    sources: tuple[int, ...] = ()
+    """Of a mixture: how many of the shards each source has."""
 
     def as_tree(self) -> dict[str, Any]:
         """JSON values for the meta data of a checkpoint."""
-        return {"samples": self.samples, "digest": self.digest, "shards": [list(shard) for shard in self.shards]}
+        return {"samples": self.samples, "digest": self.digest, "shards": [list(shard) for shard in self.shards]} | (
+            {"sources": list(self.sources)} if self.sources else {}
+        )
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> DataIdentity:
@@ -41,7 +45,8 @@ class DataIdentity:
             KeyError, TypeError, ValueError: it is none.
         """
         shards = tuple((str(name), int(size), int(count)) for name, size, count in tree["shards"])
-        return cls(int(tree["samples"]), str(tree["digest"]), shards)
+        sources = tuple(int(count) for count in tree.get("sources", ()))
+        return cls(int(tree["samples"]), str(tree["digest"]), shards, sources)
 
 
 def identity_of(dataset: Dataset) -> DataIdentity:
@@ -51,7 +56,8 @@ def identity_of(dataset: Dataset) -> DataIdentity:
         return DataIdentity(len(dataset), "")
     listed = [(shard.file.name, shard.file.size, shard.samples) for shard in found]
     digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
-    return DataIdentity(len(dataset), digest, tuple(listed) if len(listed) <= MOST_LISTED else ())
+    sources = tuple(len(getattr(one.dataset, "shards", ())) for one in getattr(dataset, "sources", ()))
+    return DataIdentity(len(dataset), digest, tuple(listed) if len(listed) <= MOST_LISTED else (), sources)
 
 
 def differences(before: DataIdentity, now: DataIdentity) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planaria.config import DataConfig
 from planaria.data.errors import DataError
 from planaria.data.formats import open_files
+from planaria.data.mixture import Mixture, Source
 from planaria.data.rows import Needs
 from planaria.data.scenes import Scenes
 from planaria.recipe import Dataset
@@ -30,11 +31,13 @@ def open_dataset(config: DataConfig, split: str, image_size: int, seed: int, nee
         raise DataError("data", f"no split {split!r}", "use train or val")
     if config.source == "scenes":
         return Scenes(config.scenes, split, image_size, seed, config.prompt)
+    if config.source == "webdataset":
+        config = config.model_copy(update={"format": "webdataset"})
+    if split == "train" and config.mixture:
+        return Mixture([Source(one.name, one.weight, open_files(one.path, config, needs)) for one in config.mixture])
     pattern = config.path if split == "train" else config.val_path
     if pattern is None:
         key = "data.path" if split == "train" else "data.val_path"
         remedy = "set it to a file, folder or glob" + (", or set evaluate.samples to 0" if split == "val" else "")
         raise DataError(key, f"not set, so there are no {split} samples", remedy)
-    if config.source == "webdataset":
-        config = config.model_copy(update={"format": "webdataset"})
     return open_files(pattern, config, needs)

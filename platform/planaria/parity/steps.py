@@ -49,7 +49,8 @@ def small_job(overrides: Mapping[str, Any]) -> JobConfig:
 def batches(recipe: Recipe, job: JobConfig, step: int, dp_rank: int, dp: int) -> list[MicroBatch]:
     """What a loader would send to one data-parallel rank."""
     plan = micro_batch_plan(job.train.global_batch, dp, job.train.micro_batch)
-    builder = BatchBuilder(recipe.dataset("train"), recipe.collate, job.seed, job.train.global_batch, job.data.shuffle)
+    data, size = job.data, job.train.global_batch
+    builder = BatchBuilder(recipe.dataset("train"), recipe.collate, job.seed, size, data.shuffle, data.shuffle_block)
     return builder.build(step, *plan.slices[dp_rank], plan.count).micro_batches
 
 
