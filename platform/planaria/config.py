@@ -459,6 +459,22 @@ class CheckpointConfig(Section):
         return value.rstrip("/") or "/"
 
 
+class MetricsConfig(Section):
+    """What Prometheus can read of the job, from its controller (docs/metrics.md)."""
+
+    enabled: bool = True
+    port: int = Field(
+        9464,
+        ge=0,
+        le=65535,
+        description="where the controller serves /metrics; the next ports if it is taken; 0: any that is free",
+    )
+    host: str | None = Field(
+        None, description="address that it listens on; null: the node's address in the cluster; 0.0.0.0: all of them"
+    )
+    ray_mirror: bool = Field(True, description="show a few series among Ray's own metrics, too, as ray_planaria_...")
+
+
 class EvaluateConfig(Section):
     """Held-out evaluation."""
 
@@ -487,6 +503,7 @@ class JobConfig(Section):
     memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    metrics: MetricsConfig = MetricsConfig()
     ledger: Literal["ids", "digest"] = Field(
         "ids",
         description="what ledger.jsonl holds of a step: all sample ids, or their number and a digest",

@@ -28,6 +28,7 @@ from planaria.control.departures import release
 from planaria.control.desk import Desk
 from planaria.control.ending import conclude
 from planaria.control.events import Event, Gone, NodesSeen, Said, StopAsked
+from planaria.control.exporting import Exporter
 from planaria.control.failure import JobFailed
 from planaria.control.filling import fill
 from planaria.control.forming import launch
@@ -103,6 +104,7 @@ class Controller:
             self.events.put,
             generations,
         )
+        self._exporter = Exporter(self.desk)
         self._driverless = False
         self._began = time.time()
         self._driver_at = time.monotonic()
@@ -139,6 +141,7 @@ class Controller:
             self.fleet.demand(self.job.elastic.max_workers)
             if past is not None:
                 self._began = past.began
+            self._exporter.begin(self._began, past.sizes if past is not None else None)
             self._drive(take_up(desk, past, partial(self._hear, timeout_s=TICK_S)) if past is not None else None)
         except (JobFailed, PlanError, CheckpointError) as error:
             failure = error
@@ -151,6 +154,7 @@ class Controller:
             desk.beacon.close()  # whoever could not be reached ends itself
         summary = told.summary(desk, self._began, desk.chronicle.evaluation, failure)
         desk.record.summary(summary)
+        self._exporter.close()
         desk.record.close()
         self._idle = self._leave_if_idle()
         return summary

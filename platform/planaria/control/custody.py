@@ -148,6 +148,8 @@ class Custody:
                 self._drains.take(message)
             case "memory":
                 self._view.memory[node] = message["used"]
+            case "energy":
+                self._view.energy[node] = message["joules"]
             case kind:
                 fields = {key: value for key, value in message.items() if key != "t"}
                 self._record.event(kind, _trouble(message), **fields)
@@ -155,6 +157,7 @@ class Custody:
     def keeper_lost(self, node: str) -> None:
         """The memory of a node is gone."""
         self._view.memory.pop(node, None)
+        self._view.energy.pop(node, None)
         self._drains.lost(node)
         self.announce_ring()
 
@@ -169,7 +172,9 @@ class Custody:
         if event.problem is None:
             self.save_s = event.seconds
             self._view.checkpoint_step = max(event.step, self._view.checkpoint_step or 0)
-            self._record.event("checkpoint", f"checkpoint of step {event.step} is durable", **fields)
+            self._record.event(
+                "checkpoint", f"checkpoint of step {event.step} is durable", nbytes=event.nbytes, **fields
+            )
         elif event.fenced:
             raise JobFailed(event.problem)
         else:
