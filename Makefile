@@ -5,6 +5,7 @@
 # make chaos   random faults of all kinds against one long job (SEED=1, FAULTS=200, KINDS=NodeKilled,WorkerFrozen,...)
 # make network cut, lossy and slow links between nodes in network namespaces (as root; needs iproute2 and iptables)
 # make parity  families of models on every layout beside one process; renders docs/parity.md (PARITY_ARGS=--families=llava*)
+# make dashboards  write Grafana's dashboards from platform/planaria/dashboards
 # make bench   run every benchmark, render docs/benchmarks.md
 #
 # PYTHON=...       interpreter to build .venv with (default: the first of 3.11 or newer on PATH)
@@ -16,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test unit cluster soak chaos network parity lint format bench clean
+.PHONY: help setup demo test unit cluster soak chaos network parity dashboards lint format bench clean
 
 VENV := .venv
 STAMP := $(VENV)/.complete
@@ -89,7 +90,7 @@ cluster: setup
 
 soak: setup
 	PLANARIA_LONG=1 PLANARIA_KILLS=$${PLANARIA_KILLS:-30} $(VENV)/bin/pytest -s tests/cluster
-	PLANARIA_LONG=1 $(VENV)/bin/pytest -s tests/engine tests/memory tests/bench
+	PLANARIA_LONG=1 $(VENV)/bin/pytest -s tests/engine tests/memory tests/bench tests/dashboards
 
 chaos: setup
 	PLANARIA_SEED=$(SEED) PLANARIA_FAULTS=$(FAULTS) PLANARIA_KINDS=$(KINDS) $(VENV)/bin/pytest -s tests/chaos
@@ -99,6 +100,9 @@ network: setup
 
 parity: setup
 	$(VENV)/bin/planaria parity --json build/parity.json --markdown docs/parity.md $(PARITY_ARGS)
+
+dashboards: setup
+	$(VENV)/bin/python -m planaria.dashboards dashboards/grafana/dashboards
 
 bench: setup
 	@mkdir -p build/bench

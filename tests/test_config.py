@@ -283,6 +283,12 @@ def test_all_problems_are_told_at_once(complaint):
         (["optim.momentum=0.5"], "job.yaml with --set optim.momentum=0.5", "remove momentum or set name: sgd"),
         (["data.source=webdataset"], "job.yaml with --set data.source=webdataset", "needs path, a glob"),
         (["data.path=x.tar"], "job.yaml with --set data.path=x.tar", "remove path/val_path or set source: files"),
+        (["data.format=mds"], "job.yaml with --set data.format=mds", "remove format or set source: files"),
+        (
+            ["data.columns={text: x}"],
+            "job.yaml with --set data.columns={text: x}",
+            "remove columns or set source: files",
+        ),
         (["model.path=x"], "job.yaml with --set model.path=x", "give exactly one of preset, config, path"),
         (["model.preset=null"], "job.yaml with --set model.preset=null", "(given: none)"),
         (["model={}"], "--set model={}", "model: give exactly one of preset, config, path (given: none)"),

@@ -24,6 +24,7 @@ from _peers import bare
 from _peers.planaria_job import run_dir
 from _peers.work import Work
 from _runs import carried_out, load
+from _scraped import SCRAPED_S, run_scraped, table_of_scrapes
 from planaria.observe.record import read_lines
 
 NAMES = ("planaria", "torchrun")
@@ -42,7 +43,9 @@ load that other programs put on the machine changes. `s per step`: wall time ove
 included, after a warm-up of a hundred steps in which nodes and spare processes are still starting.
 `overhead_vs_torchrun` is the median, over the pairs, of Planaria's time over the bare one's. Keepers, loaders,
 controller and the processes of two Ray nodes have no cores of their own where there are no more cores than ranks: what
-they compute is in the figure then. With `--ranks 1` on two cores they have one, as they have beside accelerators."""
+they compute is in the figure then. With `--ranks 1` on two cores they have one, as they have beside accelerators.
+`metrics_overhead` is from one more run of Planaria: windows of five seconds in which its metrics are scraped once a
+second, each beside the windows before and after it, in which they are not; the median of the ratios of step times."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,12 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = planned(options)
-    rows = measure_all(options, work, Console(stderr=True))
-    result = build_report(rows, work, datetime.date.today().isoformat())
+    deadline = time.monotonic() + QUICK_S if options.quick else float("inf")
+    console = Console(stderr=True)
+    scraped = run_scraped(work, QUICK_S / 3 if options.quick else SCRAPED_S, WARM_UP, options.logs)
+    words = scraped.get("absent") or f"{report.number(scraped['ratio'])} times as long when scraped"
+    console.print(f"metrics: {words}")
+    rows = measure_all(options, work, console, deadline)
+    result = build_report([*rows, scraped], work, datetime.date.today().isoformat())
     result.print()
     if options.json:
         result.write(options.json)
-    return 0 if all("absent" not in row for row in rows) else 1
+    return 0 if all("absent" not in row for row in [*rows, scraped]) else 1
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -88,9 +96,10 @@ def planned(options: argparse.Namespace) -> Work:
     )
 
 
-def measure_all(options: argparse.Namespace, work: Work, console: Console) -> list[dict[str, Any]]:
-    """Both contenders in every pair; ``--quick`` as many pairs as the time allows."""
-    deadline = time.monotonic() + QUICK_S if options.quick else float("inf")
+def measure_all(
+    options: argparse.Namespace, work: Work, console: Console, deadline: float = float("inf")
+) -> list[dict[str, Any]]:
+    """Both contenders in every pair; as many pairs as the time allows."""
     rows: list[dict[str, Any]] = []
     longest = 0.0
     for pair in range(1, options.pairs + 1):
@@ -158,6 +167,11 @@ def pace(steps: Sequence[Step]) -> dict[str, Any]:
 def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Report:
     """Medians, ratios and tables of the measured rows."""
     found = report.spread(ratios(rows, "step_seconds").values())
+    figures = {} if found is None else {"overhead_vs_torchrun": found.median}
+    for row in rows:
+        if "ratio" in row:
+            figures["metrics_overhead"] = row["ratio"]
+    tables = (_pairs(rows), _comparison(rows), table_of_scrapes(rows), _absent(rows), _settings(work))
     return report.Report(
         name="overhead",
         title="Overhead of the controller",
@@ -166,21 +180,21 @@ def build_report(rows: list[dict[str, Any]], work: Work, date: str) -> report.Re
         versions=report.versions(),
         settings={"work": _work(work), "torchrun": bare.settings()},
         rows=rows,
-        figures={"overhead_vs_torchrun": found.median} if found is not None else {},
-        tables=[table for table in (_pairs(rows), _comparison(rows), _absent(rows), _settings(work)) if table.rows],
+        figures=figures,
+        tables=[table for table in tables if table.rows],
     )
 
 
 def ratios(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
     """Planaria's value over the peer's, of every whole pair."""
-    values = {(row["pair"], row["contender"]): row[key] for row in rows if key in row}
+    values = {(row["pair"], row["contender"]): row[key] for row in rows if key in row and "pair" in row}
     pairs = sorted({pair for pair, _ in values})
     whole = [pair for pair in pairs if all((pair, name) in values for name in NAMES)]
     return {pair: values[pair, "planaria"] / values[pair, "torchrun"] for pair in whole}
 
 
 def _pairs(rows: list[dict[str, Any]]) -> report.Table:
-    by_pair = {(row["pair"], row["contender"]): row for row in rows}
+    by_pair = {(row["pair"], row["contender"]): row for row in rows if "pair" in row}
     lines = [
         [
             str(pair),
@@ -214,7 +228,7 @@ def _exact(found: report.Spread | None) -> str:
 
 
 def _absent(rows: list[dict[str, Any]]) -> report.Table:
-    lines = [[row["contender"], str(row["pair"]), row["absent"]] for row in rows if "absent" in row]
+    lines = [[row["contender"], str(row.get("pair", "")), row["absent"]] for row in rows if "absent" in row]
     return report.Table("Absent", ("contender", "pair", "reason"), lines)
 
 

@@ -22,8 +22,6 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints, name="checkpoint")
 app.add_typer(data, name="data")
-app.command()(submit)
-app.command()(stop)
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,10 @@ def train(
         return train(config, set_ or [], address, package)
 
     finish(action)
+
+
+app.command()(submit)
+app.command()(stop)
 
 
 @app.command()

@@ -60,3 +60,27 @@ def data_inspect(
         return inspect(path, html, format, column or [], image_root, cache_dir, check, show)
 
     finish(action)
+
+
+@data.command("audit")
+def data_audit(
+    run_dir: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run directory: the job's storage and name.", show_default=False)
+    ],
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Size of the data set, where the run did not record it.")
+    ] = None,
+) -> None:
+    """Compare what every step consumed, as its ranks told, with what seed and step say it should have.
+
+    Exit code: 0 every sample exactly once per epoch, 1 not so or not on record, 2 wrong input.
+
+    Example: planaria data audit runs/emoji
+    """
+
+    def action() -> int:
+        from planaria.commands.data_audit import audit
+
+        return audit(run_dir, samples)
+
+    finish(action)

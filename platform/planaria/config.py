@@ -138,6 +138,9 @@ class DataConfig(Section):
     prompt: str = Field("Describe the picture.", description="instruction before a caption")
     max_length: int = Field(256, ge=8, description="tokens per sample, image placeholders included")
     shuffle: bool = True
+    accept_changes: bool = Field(
+        False, description="go on from a checkpoint although the training data are other ones than it was made with"
+    )
     loaders: int = Field(2, ge=1, description="CPU data-loading actors")
     loader_cpus: float = Field(0.0, ge=0, description="CPUs that Ray reserves per loading actor")
     prefetch: int = Field(2, ge=1, le=64, description="steps requested ahead by each worker")
@@ -151,6 +154,10 @@ class DataConfig(Section):
             raise ValueError(f"source: {self.source} needs path, a glob such as data/train-*.tar")
         if self.source == "scenes" and (self.path or self.val_path):
             raise ValueError("source: scenes renders its pictures; remove path/val_path or set source: files")
+        if self.source == "scenes":
+            for name in ("format", "columns", "image_root"):
+                if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"source: scenes renders its pictures; remove {name} or set source: files")
         if self.source == "webdataset" and self.format not in ("auto", "webdataset"):
             raise ValueError(f"source: webdataset and format: {self.format} contradict; set source: files")
         return self
@@ -452,6 +459,22 @@ class CheckpointConfig(Section):
         return value.rstrip("/") or "/"
 
 
+class MetricsConfig(Section):
+    """What Prometheus can read of the job, from its controller (docs/metrics.md)."""
+
+    enabled: bool = True
+    port: int = Field(
+        9464,
+        ge=0,
+        le=65535,
+        description="where the controller serves /metrics; the next ports if it is taken; 0: any that is free",
+    )
+    host: str | None = Field(
+        None, description="address that it listens on; null: the node's address in the cluster; 0.0.0.0: all of them"
+    )
+    ray_mirror: bool = Field(True, description="show a few series among Ray's own metrics, too, as ray_planaria_...")
+
+
 class EvaluateConfig(Section):
     """Held-out evaluation."""
 
@@ -480,6 +503,7 @@ class JobConfig(Section):
     memory: MemoryConfig = MemoryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    metrics: MetricsConfig = MetricsConfig()
     ledger: Literal["ids", "digest"] = Field(
         "ids",
         description="what ledger.jsonl holds of a step: all sample ids, or their number and a digest",

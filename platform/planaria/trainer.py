@@ -20,6 +20,7 @@ from planaria.control import takeover
 from planaria.control.controller import Controller
 from planaria.control.ticket import CONTROLLER, Ticket
 from planaria.data.errors import DataError
+from planaria.data.identity import DataIdentity, identity_of
 from planaria.engine.facts import model_facts
 from planaria.models.choose import job_recipe
 from planaria.paths import absolute_paths
@@ -88,6 +89,8 @@ class ElasticTrainer:
         self.run_dir = str(Path(self.job.storage) / self.job.name)
         self._watch = watch
         self.summary: dict[str, Any] = {}
+        self.data: DataIdentity | None = None
+        """Which samples the job reads, as found by :meth:`preflight`."""
 
     def preflight(self) -> ModelFacts:
         """Check model, data, layout and storage before any process starts.
@@ -96,9 +99,9 @@ class ElasticTrainer:
             ConfigError, DataError, ShardingError: what is wrong, where, and how to mend it.
         """
         facts = model_facts(self.recipe, self.job)
-        for split in ("train", "val"):
-            if split == "train" or (self.job.evaluate.samples and is_scored(self.recipe)):
-                self.recipe.dataset(split)
+        self.data = identity_of(self.recipe.dataset("train"))
+        if self.job.evaluate.samples and is_scored(self.recipe):
+            self.recipe.dataset("val")
         try:
             Path(self.run_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -141,7 +144,9 @@ class ElasticTrainer:
         # same arguments, when it is killed.
         controller = controller_class.options(
             name=CONTROLLER, namespace=ticket.namespace, lifetime="detached", max_restarts=-1, scheduling_strategy=here
-        ).remote(self.job, self.recipe, facts, self.run_dir, _scaling(self._scaling_config, self.job), ticket)
+        ).remote(
+            self.job, self.recipe, facts, self.run_dir, _scaling(self._scaling_config, self.job), ticket, self.data
+        )
         try:
             return self._attend(controller)
         except ray.exceptions.RayError as error:

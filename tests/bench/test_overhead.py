@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.forms import long_form
 
+import _scraped
 import overhead
 from _measure import Step
 from _peers.work import Work
@@ -61,6 +62,26 @@ def test_the_figure_is_the_median_over_whole_pairs():
     assert result.figures == {"overhead_vs_torchrun": pytest.approx(1.1)}
     lines = [list(line) for table in result.tables for line in table.rows]
     assert ["2", "0.3000", "0.2000", "1.500", "0.50", "0.50"] in lines and ["torchrun", "4", "exit code 1"] in lines
+
+
+def test_scraped_windows_stand_beside_their_neighbours(tmp_path):
+    """Steps of 0.5 s, 0.55 s where scraped, in windows of five seconds; the machine grows slower all the while."""
+    times, at, windows = [], 0.0, 7
+    while at < windows * _scraped.WINDOW_S:
+        at += 0.5 * (1.1 if int(at / _scraped.WINDOW_S) % 2 == 0 else 1.0) * (1.0 + 0.01 * int(at / _scraped.WINDOW_S))
+        times.append(at)
+    steps = [Step(n + 1, time, "1") for n, time in enumerate([*range(-90, 0), *times])]
+    scraper = _scraped.Scraper(tmp_path / "events.jsonl", 0.0, [0.0, 1.0, 10.5, 20.5, 30.5], [0.01])
+    found = _scraped.compared(steps, scraper, warm_up=90)
+    assert found["ratio"] == pytest.approx(1.1, rel=1e-3)
+    assert found["windows"] == 2, "the first and the last window have one neighbour only"
+    row = {"contender": _scraped.SCRAPED, "load": 0.5} | found
+    result = overhead.build_report([row], overhead.planned(overhead.parse([])), "2026-01-31")
+    assert result.figures == {"metrics_overhead": found["ratio"]}
+    with pytest.raises(ValueError, match="take more steps"):
+        _scraped.compared(steps[:95], scraper, warm_up=90)
+    with pytest.raises(ValueError, match="served no metrics"):
+        _scraped.compared(steps, _scraped.Scraper(tmp_path / "events.jsonl"), warm_up=90)
 
 
 def test_both_do_the_same_work():

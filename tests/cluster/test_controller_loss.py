@@ -17,6 +17,7 @@ import psutil
 import pytest
 from tests.support.forms import long_form
 from tests.support.runs import ENDLESS, Run, expected_ids, job, train_with, wait_for
+from tests.support.scrapes import Scrapes
 
 from planaria.observe.record import read_lines
 from planaria.runtime.local_cluster import LocalCluster
@@ -63,8 +64,12 @@ def test_training_goes_on_while_the_controller_is_gone_and_it_takes_the_generati
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     config = job(tmp_path, train={"steps": ENDLESS, "global_batch": 6, "micro_batch": 2}, checkpoint={"every": 50})
-    trainer = train_with(config, {20: lambda: kill_controller(cluster)}, until=_after_a_return)
+    with Scrapes(tmp_path) as scrapes:
+        trainer = train_with(config, {20: lambda: kill_controller(cluster)}, until=_after_a_return)
     run, done = Run(tmp_path), trainer.summary["steps"]
+    assert scrapes.falls() == []
+    assert scrapes.value("planaria_controller_returns_total") == 1
+    assert scrapes.value("planaria_faults_total") == 0
     check(run, config, steps=done)
     assert len(run.of("returned")) == 1
     assert len(run.of("generation")) == 1, "the generation went on, nothing was formed anew"

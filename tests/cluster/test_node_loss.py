@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tests.support.forms import long_form
 from tests.support.runs import ENDLESS, Run, expected_ids, job, node_of_worker, train_with
+from tests.support.scrapes import Scrapes
 
+from planaria.commands.data_audit import audit
 from planaria.runtime.local_cluster import LocalCluster
 
 STEPS = 60
@@ -28,7 +30,8 @@ def test_two_node_kills_change_dp_and_tp_but_not_the_losses(tmp_path: Path) -> N
 
         quiet = job(tmp_path / "quiet", train=train, elastic={"min_workers": 2, "max_workers": 2})
         train_with(quiet, {})
-        trainer = train_with(faulty, {20: kill_a_node_at_work, 40: kill_a_node_at_work})
+        with Scrapes(tmp_path / "faulty") as scrapes:
+            trainer = train_with(faulty, {20: kill_a_node_at_work, 40: kill_a_node_at_work})
 
     layouts = [row["layout"] for row in trainer.summary["generations"]]
     assert layouts == ["dp_shard2xtp2", "tp2", "dp_shard2"]
@@ -40,10 +43,34 @@ def test_two_node_kills_change_dp_and_tp_but_not_the_losses(tmp_path: Path) -> N
     assert broken.ids() == expected
     assert undisturbed.ids() == expected
     assert all(len(set(ids)) == len(ids) for ids in broken.ids().values())
+    assert audit(str(broken.path), None) == 0
     # Survivors live: whoever worked in a later generation had joined before the first fault.
     first_fault = broken.of("fault")[0]["time"]
     joined = {event["member"]: event["time"] for event in broken.of("joined")}
     assert all(joined[member] < first_fault for event in broken.of("generation") for member in event["workers"])
+    _metrics_tell_of_it(scrapes, broken)
+
+
+def _metrics_tell_of_it(scrapes: Scrapes, run: Run) -> None:
+    """Counters grow through both kills, and the series of the nodes that died have ended."""
+    assert scrapes.falls() == []
+    nodes = {event["member"]: event["node"][:8] for event in run.of("joined")}
+    worked = [{nodes[member] for member in event["workers"]} for event in run.of("generation")]
+    assert scrapes.nodes(0.0) == worked[0] | worked[1] | worked[2]
+    assert len((worked[0] | worked[1]) - worked[2]) == 2, "two nodes died at work"
+    assert scrapes.nodes(run.of("generation")[2]["time"]) <= worked[2]
+    assert scrapes.value("planaria_faults_total") == 2
+    assert scrapes.value("planaria_recoveries_total", cause="lost") == 2
+    assert scrapes.value("planaria_recovery_seconds_count", phase="restore") == 2
+    assert scrapes.value("planaria_generation") == 3
+    whole = scrapes.value("planaria_step_seconds_sum", phase="whole")
+    parts = [
+        value
+        for (name, labels), value in scrapes.seen[-1][1].items()
+        if name == "planaria_step_seconds_sum" and dict(labels)["phase"] != "whole"
+    ]
+    assert whole is not None
+    assert sum(parts) == pytest.approx(whole, rel=0.05)
 
 
 @long_form  # the demo shows it, too

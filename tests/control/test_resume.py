@@ -11,6 +11,7 @@ from tests.support.runs import job
 
 from planaria.control.failure import JobFailed
 from planaria.control.resume import Resume
+from planaria.data.identity import DataIdentity
 from planaria.state.boxes import Box
 from planaria.state.vault import Vault
 from planaria.state.writer import Piece
@@ -78,3 +79,20 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_afresh(tmp_path) -> Non
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(JobFailed, match="step 10 had been saved"):
         shelf.resume.step(saved=10)
+
+
+def test_other_training_data_are_refused_until_somebody_accepts_them(shelf: Shelf, tmp_path) -> None:
+    before = DataIdentity(30, "d", (("a.tar", 1, 10), ("b.tar", 2, 20)))
+    writer = shelf.vault.writer(30, "a")
+    slices = writer.write_shard(0, [Piece("weight", (4,), Box.whole((4,)), torch.zeros(4))])
+    writer.commit(slices, {"job": shelf.job.model_dump(mode="json"), "data": before.as_tree()})
+
+    def resume(data: DataIdentity | None, **section: Any) -> int | None:
+        return Resume(shelf.vault, job(tmp_path, data=section), str(tmp_path), lambda *_, **__: None, data).step()
+
+    assert resume(before) == 30
+    other = DataIdentity(10, "e", (("a.tar", 1, 10),))
+    with pytest.raises(JobFailed, match=r"removed: b\.tar; 30 samples before, 10 now.*data\.accept_changes=true"):
+        resume(other)
+    assert resume(other, accept_changes=True) == 30
+    assert resume(None) == 30  # of a recipe that does not tell

@@ -53,6 +53,8 @@ def hf(folder: Path, given: Sequence[Pair], picked: Sequence[int] | None = None)
         write_arrow(folder / names[-1], table(part))
     write_arrow(folder / "cache-0123456789abcdef.arrow", table(given))
     state: dict[str, object] = {"_data_files": [{"filename": name} for name in names], "_indices_files": None}
+    state |= dict.fromkeys(("_format_columns", "_format_type", "_split")) | {"_format_kwargs": {}}
+    state |= {"_fingerprint": "0123456789abcdef", "_output_all_columns": False}
     if picked is not None:
         write_arrow(folder / "indices.arrow", pa.table({"indices": pa.array(picked, pa.uint64())}))
         state["_indices_files"] = [{"filename": "indices.arrow"}]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.data.cache import Cache
+from planaria.data.cache import Cache, default_folder
 from planaria.data.errors import DataError
 from planaria.data.files import File
 
@@ -101,7 +101,7 @@ def test_threads_make_a_copy_once(tmp_path: Path) -> None:
 
 USER = """
 import sys
-from planaria.data.cache import Cache
+from planaria.data.cache import Cache, default_folder
 from planaria.data.files import File
 made = 0
 def make(file):
@@ -133,3 +133,14 @@ def test_processes_share_it_while_it_drops(tmp_path: Path) -> None:
     done = [user.communicate(timeout=60)[0] for user in users]
     assert [user.returncode for user in users] == [0, 0] and all(int(made) > 0 for made in done)
     assert {path.stat().st_size for path in tmp_path.iterdir()} == {10_000}
+
+
+def test_a_temporary_folder_of_somebody_else_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.data.cache.tempfile.gettempdir", lambda: str(tmp_path))
+    cache = Cache(default_folder(), 1000)
+    cached(cache, "a")
+    other = os.getuid() + 1
+    monkeypatch.setattr("planaria.data.cache.os.getuid", lambda: other)
+    os.rename(cache.folder, default_folder())
+    with pytest.raises(DataError, match=r"belongs to another user; set data\.cache_dir"):
+        cached(Cache(default_folder(), 1000), "b")

@@ -12,12 +12,14 @@ from PIL import Image
 from tests.data.pictures import encode, write_shard
 from tests.data.sets import write_records
 
-from planaria.config import DataConfig
+from planaria.config import DataConfig, load
+from planaria.data.batches import Batches
 from planaria.data.collate import IGNORE, VLMCollator
 from planaria.data.conversation import question_turn, read_turns
 from planaria.data.formats import open_files
 from planaria.data.sample import Sample, Turn, conversation_sample
 from planaria.data.tokens import load_tokenizer
+from planaria.models.vlm import VLMRecipe
 from planaria.recipe import BadSample, MicroBatch
 
 CODEC = load_tokenizer("bytes")
@@ -193,3 +195,22 @@ def test_conversations_in_tars(tmp_path: Path) -> None:
     for index, cause in {2: "3 <image> marks, but there are 1 pictures", 3: "no image member"}.items():
         with pytest.raises(BadSample, match=cause):
             dataset[index]
+
+
+def test_the_shipped_job_builds_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pictures").mkdir()
+    for level in range(3):
+        (tmp_path / "pictures" / f"{level}.png").write_bytes(encode(Image.new("RGB", (8, 8), (level,) * 3)))
+    three = {"image": ["0.png", "1.png", "2.png"], "conversations": LLAVA}
+    text = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hello."}]}
+    crowd = {"image": ["0.png"] * 16, "conversations": [{"from": "human", "value": "<image>" * 16}, LLAVA[1]]}
+    write_records(tmp_path / "train.json", [three, text, {"image": "9.png", "conversations": LLAVA[:2]}, crowd])
+    monkeypatch.setenv("PLANARIA_CONVERSATIONS", str(tmp_path))
+    changes = ["train.global_batch=4", "data.shuffle=false", f"data.cache_dir={tmp_path}/cache"]
+    job = load(Path(__file__).parents[2] / "jobs/configs/conversations.yaml", changes)
+    built = Batches(VLMRecipe(job), job).build(0, 0, 4, 2)
+    assert [record.position for record in built.bad if record.attempt == 0] == [2, 3]
+    assert "9.png cannot be read" in built.bad[0].cause
+    assert any("has 16 images, and data.max_length has room for 15" in record.cause for record in built.bad)
+    assert set(built.micro_batches[1].ids) <= {0, 1}
+    assert len(built.micro_batches[0].arrays["pixel_values"]) == 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,10 +148,27 @@ def test_an_outage_at_the_start_is_no_damage(running: Store, proxy: FaultyProxy,
     (tmp_path / "set").mkdir()
     KINDS[kind](tmp_path / "set")
     url = uploaded(running, tmp_path / "set") + ("/train.json" if kind == "json" else "")
-    proxy.faults.append(Fault("status", r"GET (?!.*list-type)", times=4))
+    proxy.faults.append(Fault("status", r"GET (?!.*list-type)", times=99))
     with pytest.raises(DataUnreachable, match="SlowDown"):
         opened(url, tmp_path / "cache")
+    proxy.faults.clear()
     assert opened(url, tmp_path / "cache")[0].answer == "caption 0"
+
+
+def test_remote_shards_are_indexed_together(running: Store, proxy: FaultyProxy, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    url = uploaded(running, sets.webdataset(tmp_path / "set", sets.twenty()))
+    both, met = threading.Barrier(2), []
+
+    def meet(line: str) -> None:
+        if ".tar" in line and "list-type" not in line:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(10)
+                met.append(line)
+
+    proxy.delay = meet
+    assert opened(url, tmp_path / "cache")[19].answer == "caption 19"
+    assert len(met) == 2
 
 
 def test_a_picture_that_is_not_there_is_bad_and_globs_stay_in_their_folder(

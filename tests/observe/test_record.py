@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.observe.record import RunRecord, finite, read_lines, set_digest
+from planaria.data.audit import set_digest
+from planaria.observe.record import RunRecord, finite, read_lines
 
 
 def test_lines_are_whole_at_once_and_torn_ones_are_left_out(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import planaria
 from planaria.commands import submit as command
 from planaria.commands.failures import UsageError
 from planaria.config import ConfigError
+from planaria.submission.jobs import use_token
 from planaria.submission.order import STOP_WAIT, make_order, pack, parse_variables
 from planaria.submission.stopping import stop_and_wait
 from planaria.submission.watching import HeadLost, NoSuchJob, Patience, Reader, info, watch
@@ -175,10 +176,17 @@ def test_the_exit_code_is_the_jobs_own(submit, status, code, expected):
 
 
 def test_a_failure_tells_why(submit, capsys):
-    submit(Head(["FAILED"], code=2, log="planaria: train.steps: wrong\n"))
+    log = "planaria: train.steps: wrong\n"
+    submit(Head(["FAILED"], code=2, log=log))
     shown = capsys.readouterr()
-    assert "planaria: train.steps: wrong" in shown.out
-    assert "Job said why" in shown.err and "exit code 2" in shown.err
+    assert log in shown.out
+    assert "exit code 2" in shown.err and "Job said why" not in shown.err
+    submit(Head(["FAILED"], code=2, log=log), follow=False)
+    shown = capsys.readouterr()
+    assert log not in shown.out
+    assert "Job said why" in shown.err
+    submit(Head(["FAILED"], code=None))
+    assert "Job said why" in capsys.readouterr().err, "a driver that never ran has no log"
 
 
 def test_a_head_that_is_not_ready_is_asked_again(submit):
@@ -266,6 +274,24 @@ def test_stop_shows_where_the_job_goes_on(monkeypatch, capsys):
     assert command.stop("x", None, 60) == 0
     shown = capsys.readouterr().out
     assert "checkpoint of step 99" in shown and "step 50" not in shown
+
+
+def test_a_token_that_is_at_hand_is_shown(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    for given in ({}, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "x"}):
+        environment = home | given
+        use_token(environment)
+        assert environment == home | given
+    assert _mode(home | {"RAY_AUTH_TOKEN": "x"}) == "token"
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x")
+    assert _mode(dict(home)) == "token"
+    assert _mode(home | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")}) is None
+
+
+def _mode(environment: dict[str, str]) -> str | None:
+    use_token(environment)
+    return environment.get("RAY_AUTH_MODE")
 
 
 def test_variables():

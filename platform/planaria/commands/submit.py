@@ -174,11 +174,14 @@ def await_end(jobs: Jobs, ident: str, follow: bool, patience: Patience) -> int:
     except (HeadLost, NoSuchJob) as error:
         complain(str(error))
         return FAILED
-    return report(ident, end)
+    return report(ident, end, brief=follow)
 
 
-def report(ident: str, end: End) -> int:
-    """Say how a submission ended; its exit code. Ray's own command exits with 1 for every failure, 0 for a stop."""
+def report(ident: str, end: End, brief: bool) -> int:
+    """Say how a submission ended; its exit code. Ray's own command exits with 1 for every failure, 0 for a stop.
+
+    ``brief``: the log stands above, and Ray's message would repeat its end.
+    """
     if end.status == "SUCCEEDED":
         _say(f"{ident}: succeeded")
         return 0
@@ -186,7 +189,10 @@ def report(ident: str, end: End) -> int:
         _say(f"{ident}: stopped")
         return TERMINATED
     code = f" with exit code {end.code}" if end.code is not None else ""
-    complain(f"{ident}: failed{code}; {end.message.strip() or 'Ray says no more'}")
+    message = end.message.strip() or "Ray says no more"
+    # Without a code the driver never ran, and the message is all there is.
+    why = "the lines above say why" if brief and end.code is not None else message
+    complain(f"{ident}: failed{code}; {why}")
     # A driver that a signal ended has a negative code there; a shell would say 128 + the signal.
     return FAILED if not end.code else end.code if end.code > 0 else 128 - end.code
 

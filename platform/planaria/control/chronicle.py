@@ -90,9 +90,10 @@ class Chronicle:
             self._account_for(generation, generation.step)
 
     def _step(self, generation: Generation, message: Message) -> None:
-        place = generation.number, message["step"], message["rank"]
-        self._ranks.step(*place, message["compute_s"], message["data_wait_s"])
-        if message["rank"] != 0:
+        rank = message["rank"]
+        generation.reports[rank] = generation.reports.get(rank, {}) | message  # some readings are not in every report
+        self._ranks.step(generation.number, message["step"], rank, message["compute_s"], message["data_wait_s"])
+        if rank != 0:
             if message["step"] > generation.recorded:
                 generation.unheard[message["step"]] = message
             return
@@ -127,7 +128,9 @@ class Chronicle:
             if consumed.missing and not consumed.ids:
                 continue  # of a step that was done before this life of the controller began to hear
             whole = self._job.ledger == "ids"
-            self._record.ledger(step, generation.number, consumed.ids, whole=whole, missing=consumed.missing)
+            self._record.ledger(
+                step, generation.number, consumed.ids, whole=whole, missing=consumed.missing, tokens=consumed.tokens
+            )
             if step_s is not None:
                 self._status.note_tokens(consumed.tokens, step_s)
 

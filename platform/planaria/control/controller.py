@@ -28,6 +28,7 @@ from planaria.control.departures import release
 from planaria.control.desk import Desk
 from planaria.control.ending import conclude
 from planaria.control.events import Event, Gone, NodesSeen, Said, StopAsked
+from planaria.control.exporting import Exporter
 from planaria.control.failure import JobFailed
 from planaria.control.filling import fill
 from planaria.control.forming import launch
@@ -42,6 +43,7 @@ from planaria.control.staff import Staff
 from planaria.control.status import Status
 from planaria.control.ticket import Ticket
 from planaria.control.watching import hung, lose_silent
+from planaria.data.identity import DataIdentity
 from planaria.observe.environment import environment
 from planaria.observe.record import RunRecord
 from planaria.planner.plan import ModelFacts, PlanError
@@ -61,13 +63,20 @@ class Controller:
     """Body of the controller's Ray actor: :meth:`run` is the job, the other methods answer meanwhile."""
 
     def __init__(
-        self, job: JobConfig, recipe: Recipe, facts: ModelFacts, run_dir: str, scaling: Scaling, ticket: Ticket
+        self,
+        job: JobConfig,
+        recipe: Recipe,
+        facts: ModelFacts,
+        run_dir: str,
+        scaling: Scaling,
+        ticket: Ticket,
+        data: DataIdentity | None = None,
     ) -> None:
         self.job = job
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         record = RunRecord(run_dir)
         record.job(job.model_dump(mode="json"))
-        record.environment(environment())
+        record.environment(environment() | ({"data": data.as_tree()} if data else {}))
         host = ray.util.get_node_ip_address()
         beacon = BeaconServer(
             host,
@@ -89,12 +98,13 @@ class Controller:
             beacon,
             host_store(host),
             staff,
-            Custody(job, run_dir, record, view, staff.keeper_addresses, self.events.put),
+            Custody(job, run_dir, record, view, staff.keeper_addresses, self.events.put, data),
             Observations(job),
             Chronicle(job, record, view, generations, self._begun),
             self.events.put,
             generations,
         )
+        self._exporter = Exporter(self.desk)
         self._driverless = False
         self._began = time.time()
         self._driver_at = time.monotonic()
@@ -131,6 +141,7 @@ class Controller:
             self.fleet.demand(self.job.elastic.max_workers)
             if past is not None:
                 self._began = past.began
+            self._exporter.begin(self._began, past.sizes if past is not None else None)
             self._drive(take_up(desk, past, partial(self._hear, timeout_s=TICK_S)) if past is not None else None)
         except (JobFailed, PlanError, CheckpointError) as error:
             failure = error
@@ -143,6 +154,7 @@ class Controller:
             desk.beacon.close()  # whoever could not be reached ends itself
         summary = told.summary(desk, self._began, desk.chronicle.evaluation, failure)
         desk.record.summary(summary)
+        self._exporter.close()
         desk.record.close()
         self._idle = self._leave_if_idle()
         return summary

@@ -14,6 +14,7 @@ from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
 from planaria.control.resume import Resume
 from planaria.control.status import Status
+from planaria.data.identity import DataIdentity
 from planaria.data.skips import Windows
 from planaria.memory.client import announce_ring, forget, newest_in_memory
 from planaria.memory.recall import MemorySource
@@ -37,6 +38,7 @@ class Custody:
         record, view: where to tell of it.
         keepers: addresses of the keepers that are ready, by node.
         tell: takes a :class:`Saved` when an attempt to save is over; called from another thread.
+        data: the samples that the job reads, where that is known.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Custody:
         view: Status,
         keepers: Callable[[], dict[str, KeeperAddress]],
         tell: Callable[[Saved], None],
+        data: DataIdentity | None = None,
     ) -> None:
+        self._data = data
         self._job, self._record, self._view, self._keepers = job, record, view, keepers
         root = vault_root(job, run_dir)
         self._vault = Vault(
@@ -59,7 +63,7 @@ class Custody:
             verify_before_removal=False,
             on_problem=lambda problem: record.event("vault", problem),
         )
-        self._resume = Resume(self._vault, job, root, record.event)
+        self._resume = Resume(self._vault, job, root, record.event, data)
         self._drains = Drains(self._vault, tell)
         self.save_s = FIRST_SAVE_S
         """Seconds from a snapshot to its durable checkpoint, the last time."""
@@ -130,6 +134,8 @@ class Custody:
                 "job": job,
                 "skips": [list(window) for window in self._resume.windows],
             }
+            if self._data is not None:
+                meta["data"] = self._data.as_tree()
             self._drains.begin(generation.number, message["step"], generation.token, generation.nodes, meta)
         elif message["t"] == "step" and message["complete"] is not None and not generation.covered:
             generation.covered = True
@@ -142,6 +148,8 @@ class Custody:
                 self._drains.take(message)
             case "memory":
                 self._view.memory[node] = message["used"]
+            case "energy":
+                self._view.energy[node] = message["joules"]
             case kind:
                 fields = {key: value for key, value in message.items() if key != "t"}
                 self._record.event(kind, _trouble(message), **fields)
@@ -149,6 +157,7 @@ class Custody:
     def keeper_lost(self, node: str) -> None:
         """The memory of a node is gone."""
         self._view.memory.pop(node, None)
+        self._view.energy.pop(node, None)
         self._drains.lost(node)
         self.announce_ring()
 
@@ -163,7 +172,9 @@ class Custody:
         if event.problem is None:
             self.save_s = event.seconds
             self._view.checkpoint_step = max(event.step, self._view.checkpoint_step or 0)
-            self._record.event("checkpoint", f"checkpoint of step {event.step} is durable", **fields)
+            self._record.event(
+                "checkpoint", f"checkpoint of step {event.step} is durable", nbytes=event.nbytes, **fields
+            )
         elif event.fenced:
             raise JobFailed(event.problem)
         else:

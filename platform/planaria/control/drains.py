@@ -111,16 +111,17 @@ class Drains:
         threading.Thread(target=self._finish, args=(drain, problem), name="commit", daemon=True).start()
 
     def _finish(self, drain: _Drain, problem: str | None) -> None:
-        fenced = False
+        fenced, nbytes = False, 0
         try:
             writer = self._vault.writer(drain.step, drain.token)
             if problem is None:
                 slices = [Slice.from_json(row) for rows in drain.shards.values() for row in rows]
                 writer.commit(slices, drain.meta, expected=drain.expected)
+                nbytes = sum(item.nbytes for item in slices)
             else:
                 writer.abort()
         except CheckpointError as error:
             problem, fenced = str(error), isinstance(error, Fenced)
         except Exception as error:  # whatever it is, somebody waits for the answer
             problem = f"{type(error).__name__}: {error}"
-        self._tell(Saved(drain.generation, drain.step, time.monotonic() - drain.began, problem, fenced))
+        self._tell(Saved(drain.generation, drain.step, time.monotonic() - drain.began, problem, fenced, nbytes))

@@ -64,6 +64,8 @@ class Saved:
     """Why it failed."""
     fenced: bool = False
     """Whether it failed since another controller has taken the run over."""
+    nbytes: int = 0
+    """Size of the tensors that were committed."""
 
 
 Event = Said | Gone | Started | NodesSeen | StopAsked | Saved

@@ -60,6 +60,9 @@ class Generation:
     unheard: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Reports of other ranks on steps of which the first rank has not reported, by step."""
 
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The newest that each rank has reported of its steps."""
+
     @property
     def members(self) -> tuple[str, ...]:
         """Workers that take part."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from planaria.config import JobConfig
 from planaria.control.failure import JobFailed
+from planaria.data.identity import DataIdentity, differences
 from planaria.data.skips import Windows, same_past
 from planaria.state.vault import CheckpointInfo, Vault
 
@@ -15,7 +17,10 @@ Tell = Callable[..., None]
 class Resume:
     """Chooses the checkpoint to start from, and remembers which turned out to be damaged."""
 
-    def __init__(self, vault: Vault, job: JobConfig, run_dir: str, tell: Tell) -> None:
+    def __init__(
+        self, vault: Vault, job: JobConfig, run_dir: str, tell: Tell, data: DataIdentity | None = None
+    ) -> None:
+        self._data = data
         self._vault, self._job, self._run_dir, self._tell = vault, job, run_dir, tell
         self._offered: CheckpointInfo | None = None
         self._damaged: set[tuple[int, str]] = set()
@@ -78,6 +83,7 @@ class Resume:
         with self._vault.at(step) as checkpoint:
             before = dict(checkpoint.meta.get("job") or {})
             skips = tuple((first, last) for first, last in checkpoint.meta.get("skips") or ())
+            data = checkpoint.meta.get("data")
         if not self._checked and not self.windows:
             self.windows = skips  # of an earlier submission whose journal is not here
         if not same_past(step, skips, self.windows):
@@ -91,7 +97,26 @@ class Resume:
                 f"{self._run_dir} holds checkpoints of another model ({before.get('model')}, not {now['model']}); "
                 f"choose another name, or remove that folder"
             )
+        other = self._other_data(data)
         changed = [key for key in ("seed", "data", "optim", "train") if before.get(key) != now[key]]
         note = f"; changed since: {', '.join(changed)}" if changed else ""
+        note += f"; other training data, as accepted ({other})" if other else ""
         self._tell("resumed", f"going on from the checkpoint of step {step}{note}", step=step, changed=changed)
         return True
+
+    def _other_data(self, tree: Any) -> str:
+        """What has changed about the training data since the checkpoint, if that was accepted; nothing, if nothing has.
+
+        Raises:
+            JobFailed: they changed, and nobody said that they may.
+        """
+        if self._data is None or not tree:
+            return ""
+        found = "; ".join(differences(DataIdentity.from_tree(tree), self._data))
+        if found and not self._job.data.accept_changes:
+            raise JobFailed(
+                f"the training data are not those that the checkpoints in {self._run_dir} were made with: {found}. The "
+                f"order of samples would be another one, some would come twice and some never. Bring the former data "
+                f"back, or go on all the same with --set data.accept_changes=true"
+            )
+        return found

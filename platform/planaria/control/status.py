@@ -30,6 +30,8 @@ class Status:
     checkpoint_step: int | None = None
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of shared memory in use, by node."""
+    energy: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Joules since its keeper began, by meter, of nodes that have meters."""
     nodes: list[dict[str, Any]] = field(default_factory=list)
     """Nodes in quarantine or with something against them, see :meth:`planaria.control.nodes.NodeTrust.listing`."""
     bad_samples: int = 0

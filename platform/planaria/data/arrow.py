@@ -18,7 +18,7 @@ from planaria.data.arrowtypes import kinds_of
 from planaria.data.columns import Kind
 from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
-from planaria.data.reading import Reader
+from planaria.data.reading import Reader, each
 from planaria.data.rows import Shard
 from planaria.recipe import BadSample
 
@@ -44,8 +44,7 @@ class ArrowRows:
         shards: list[Shard] = []
         self._batches: list[list[int]] = []
         kinds: dict[str, Kind] | None = None
-        for file in files:
-            found, counts = self._look(file)
+        for file, (found, counts) in zip(files, each(self._look, files), strict=True):
             if kinds is not None and found != kinds:
                 what = f"has the columns {', '.join(found)}, but {files[0].name} has {', '.join(kinds)}"
                 raise DataError(file.path, what, "name one data set in data.path")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from planaria.data.errors import DataError
-from planaria.data.order import index_at
+from planaria.data.order import candidate
 from planaria.data.plan import micro_batches
 from planaria.recipe import BadSample, Dataset, MicroBatch
 
@@ -153,12 +152,7 @@ class BatchBuilder:
         ) from last
 
     def _candidate(self, position: int, attempt: int) -> int:
-        """A function of the position, not of what was read before: every layout finds the same substitute."""
-        n = len(self._dataset)
-        if attempt == 0:
-            return index_at(position, n, self._seed, self._shuffle)
-        name = f"planaria substitute {self._seed} {position} {attempt}"
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") % n
+        return candidate(position, attempt, len(self._dataset), self._seed, self._shuffle)
 
     def _filler(self) -> Any:
         # Its content never counts, so one healthy sample serves for good. Damage met here is not recorded:

@@ -53,7 +53,7 @@ class Cache:
             make: yields its contents; by default those of the file itself.
 
         Raises:
-            DataError: a copy larger than the limit.
+            DataError: a copy larger than the limit, or a temporary folder of somebody else.
             OSError: the file cannot be read now, or the copy not be written; another attempt may succeed.
         """
         name = hashlib.blake2b(f"{file.path}\n{file.version}\n{kind}".encode(), digest_size=16).hexdigest()
@@ -69,6 +69,9 @@ class Cache:
 
     def _make(self, path: Path, file: File, make: Chunks) -> None:
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        if self.folder == default_folder() and os.stat(self.folder).st_uid != os.getuid():
+            # Anybody may have made it where all may write, and copies are believed.
+            raise DataError(self.folder, "belongs to another user", "set data.cache_dir to a folder of your own")
         unfinished = path.with_suffix(_UNFINISHED)
         with open(unfinished, "ab") as out:
             fcntl.flock(out, fcntl.LOCK_EX)

@@ -44,6 +44,23 @@ def index_at(position: int, n: int, seed: int, shuffle: bool) -> int:
             return offset
 
 
+def candidate(position: int, attempt: int, n: int, seed: int, shuffle: bool) -> int:
+    """Dataset index of what stands at ``position``: in the order itself for attempt 0, else the substitute that is
+    tried after so many damaged samples. A function of the position, not of what was read before: every layout finds
+    the same one.
+
+    Raises:
+        ValueError: as :func:`index_at`, or ``attempt`` is negative.
+    """
+    if attempt < 0:
+        raise ValueError(f"attempt {attempt} is negative")
+    if attempt == 0:
+        return index_at(position, n, seed, shuffle)
+    _check(position, n)
+    name = f"planaria substitute {seed} {position} {attempt}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") % n
+
+
 def indices(start: int, stop: int, n: int, seed: int, shuffle: bool) -> list[int]:
     """``[index_at(p, ...) for p in range(start, stop)]``, vectorised; the range may span epochs.
 

@@ -16,7 +16,7 @@ from planaria.data.arrowtypes import kinds_of
 from planaria.data.columns import Kind
 from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File
-from planaria.data.reading import RangeFile, Reader
+from planaria.data.reading import RangeFile, Reader, each
 from planaria.data.rows import Shard
 from planaria.recipe import BadSample
 
@@ -38,8 +38,7 @@ class ParquetRows:
         shards: list[Shard] = []
         totals: list[int] = []
         schema: pa.Schema | None = None
-        for number, file in enumerate(files):
-            metadata = _metadata(file)
+        for number, (file, metadata) in enumerate(zip(files, each(_metadata, files), strict=True)):
             found = metadata.schema.to_arrow_schema()
             if schema is None:
                 schema = found
@@ -60,7 +59,8 @@ class ParquetRows:
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, pa.Table] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[pa.StructArray, int]] = OrderedDict()
+        """Row groups in use, with their sizes in bytes: to ask for a size takes as long as to read a row."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_kept")}
@@ -77,10 +77,10 @@ class ParquetRows:
 
     def row(self, index: int) -> Mapping[str, Any]:
         number = bisect_right(self._starts, index) - 1
-        table = self._table(number, index)
-        at = index - self._starts[number]
+        group = self._group(number, index)
         try:
-            return {name: table.column(name)[at].as_py() for name in self._columns}
+            row: Mapping[str, Any] = group[index - self._starts[number]].as_py()
+            return row
         except (UnicodeDecodeError, pa.ArrowException) as error:
             raise BadSample(self.name(index), f"the row cannot be read ({error})") from None
 
@@ -92,25 +92,29 @@ class ParquetRows:
         with self._lock:
             self._kept.clear()
 
-    def _table(self, number: int, index: int) -> pa.Table:
+    def _group(self, number: int, index: int) -> pa.StructArray:
         with self._lock:  # two threads must not read one group twice; decoding of pictures runs beside it
-            table = self._kept.pop(number, None)
-            if table is None:
-                table = self._read(number, index)
-            self._kept[number] = table
-            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
+            kept = self._kept.pop(number, None)
+            if kept is not None:
+                self._kept[number] = kept  # the last to go
+                return kept[0]
+            group = self._read(number, index)
+            self._kept[number] = group, group.nbytes
+            while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > KEPT_BYTES:
                 self._kept.popitem(last=False)
-            return table
+            return group
 
-    def _read(self, number: int, index: int) -> pa.Table:
+    def _read(self, number: int, index: int) -> pa.StructArray:
         file, group = self._groups[number]
         with self._reader.raw(self._files[file]) as opened:
             try:
-                return pq.ParquetFile(opened).read_row_group(group, columns=self._columns)
+                table = pq.ParquetFile(opened).read_row_group(group, columns=self._columns)
+                rows = table.to_struct_array()
+                return rows.chunk(0) if rows.num_chunks == 1 else rows
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
-                what = f"row group {group} of {self._files[file].name} is damaged ({_first_line(error)})"
+                what = f"row group {group} of {self._files[file].name} cannot be read ({_first_line(error)})"
                 raise BadSample(self.name(index), what) from None
 
 

@@ -15,7 +15,7 @@ from planaria.data.conversation import question_turn, read_turns
 from planaria.data.errors import DataError, DataUnreachable
 from planaria.data.files import File, find_files
 from planaria.data.images import decode_image
-from planaria.data.reading import COMPRESSED, Reader
+from planaria.data.reading import COMPRESSED, Reader, each
 from planaria.data.rows import Needs, Shard
 from planaria.data.sample import Sample, Turn, conversation_sample
 from planaria.data.tarindex import Entry, Span, index_tar
@@ -61,8 +61,8 @@ class WebDataset:
         self.needs = needs
         self._entries: list[tuple[int, Entry]] = []
         shards: list[Shard] = []
-        for number, file in enumerate(files):
-            entries = _index(file, reader)
+        indices = each(partial(_index, reader=reader), files)
+        for number, (file, entries) in enumerate(zip(files, indices, strict=True)):
             self._entries += [(number, entry) for entry in entries]
             shards.append(Shard(file, len(entries)))
         if not self._entries:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.config import JobConfig
+from planaria.engine.wire import Wire
 from planaria.layout import Layout
 from planaria.recipe import MicroBatch, Recipe, StateReader
 from planaria.state.boxes import Box
@@ -124,6 +125,13 @@ class Engine(Protocol):
     def score(self, batch: MicroBatch) -> Tensor:
         """Score of every row of ``batch`` in evaluation mode; collective over the layout like a step's forward."""
         ...
+
+
+@runtime_checkable
+class CountsBytes(Protocol):
+    """An engine that counts what it sends."""
+
+    wire: Wire
 
 
 @runtime_checkable

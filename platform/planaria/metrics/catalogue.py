@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planaria.observe.goodput import CLASSES
+
 PREFIX = "planaria_"
 RUN = "run"
 STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -177,12 +179,14 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         _counter("replica_mismatches_total", "Comparisons that found replicas to differ"),
     ),
     "Goodput": (
-        _gauge(
-            "goodput_seconds",
+        Metric(
+            PREFIX + "goodput_seconds",
+            Kind.GAUGE,
             "Wall time by class, which add up to the age of the job; a gauge, since a rollback moves time from "
             "productive to lost",
-            "class",
-            unit="seconds",
+            "seconds",
+            ("class",),
+            (("class", CLASSES),),
         ),
         _gauge("goodput_ratio", "Productive share of the wall time", unit="ratio", mirrored=True),
     ),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from planaria.data.audit import set_digest
 
 MOST_UNWRITTEN = 16 << 20
 RECENT = 40
@@ -36,6 +37,8 @@ class RunRecord:
         self._files: dict[str, FileIO] = {}
         self._unwritten: dict[str, bytes] = {}
         self.last_event = ""
+        self.listener: Callable[[str, Mapping[str, Any]], None] = lambda name, row: None
+        """Told (record, row) of every row; must neither fail nor take long."""
         self.recent: deque[tuple[float, str, str]] = deque(maxlen=RECENT)
         """(time, kind, text) of the newest events, oldest first."""
 
@@ -62,14 +65,24 @@ class RunRecord:
         """Record one executed step."""
         self._append("metrics", {"time": time.time(), **row})
 
-    def ledger(self, step: int, generation: int, ids: list[int], *, whole: bool, missing: Sequence[int] = ()) -> None:
+    def ledger(
+        self,
+        step: int,
+        generation: int,
+        ids: list[int],
+        *,
+        whole: bool,
+        missing: Sequence[int] = (),
+        tokens: int | None = None,
+    ) -> None:
         """Record the dataset indices that ``step`` consumed, all ranks together: ``whole``, or as a digest.
 
         Args:
             missing: data-parallel ranks whose share is not known.
+            tokens: input tokens, padding left out.
         """
         held = {"ids": ids} if whole else {"count": len(ids), "digest": set_digest(ids)}
-        gap = {"missing": list(missing)} if missing else {}
+        gap = ({"missing": list(missing)} if missing else {}) | ({} if tokens is None else {"tokens": tokens})
         self._append("ledger", {"step": step, "gen": generation, **held, **gap})
 
     def journal(self, row: Mapping[str, Any]) -> None:
@@ -111,6 +124,7 @@ class RunRecord:
             (self.path / name).write_text(text, encoding="utf-8")
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        self.listener(name, row)
         line = _line(row).encode() + b"\n"
         left = self._unwritten.pop(name, b"") + line
         try:
@@ -147,14 +161,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def set_digest(ids: Iterable[int]) -> str:
-    """A digest of a multiset of ids: the same in whatever order, and by whatever ranks, they were consumed."""
-    total = 0
-    for index in ids:
-        total += int.from_bytes(hashlib.blake2b(str(index).encode(), digest_size=16).digest(), "big")
-    return f"{total % (1 << 128):032x}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -94,6 +94,10 @@ class LoaderFeed:
         """How many held-out samples there are."""
         return int(self._await("held-out size", 0, "held_out_size", ()))
 
+    def ready(self) -> int:
+        """How many of the batches that were asked for ahead are there already."""
+        return sum(asked.done(0.0) for asked in list(self._pending.values()))
+
     def close(self) -> None:
         """Nothing is awaited any more."""
         for asked in self._pending.values():

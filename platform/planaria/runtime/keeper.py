@@ -13,6 +13,7 @@ from planaria.memory.drain import pieces
 from planaria.memory.keeper import Keeper
 from planaria.memory.shelf import Stack
 from planaria.runtime.beacon import Beacon, BeaconAddress
+from planaria.runtime.energy import Energy
 from planaria.runtime.hello import Hello
 from planaria.state.errors import CheckpointError
 from planaria.state.vault import Vault
@@ -66,10 +67,12 @@ class KeeperActor:
         self._beacon.send({"t": "drained", "slices": rows, "expected": expected, **told})
 
     def _report(self) -> None:
-        last = -1
+        last, energy = -1, Energy()
         pause = threading.Event()
         while not pause.wait(REPORT_S):
             used = self._keeper.shelf.nbytes
             if used != last:
                 last = used
                 self._beacon.send({"t": "memory", "node": self._node, "used": used})
+            if joules := energy.read():
+                self._beacon.send({"t": "energy", "joules": joules})

@@ -66,8 +66,9 @@ def train(
     requests: Requests,
     report: Report,
     at: At = _tell_nobody,
+    meter: Callable[[], dict[str, Any]] = dict,
 ) -> End:
-    """Run steps from ``engine.step_done`` to ``job.train.steps``.
+    """Run steps from ``engine.step_done`` to ``job.train.steps``; what ``meter`` reads goes into the report of each.
 
     Returns FINISHED, or PAUSED/STOPPED at a step boundary that is common to all ranks. The state is in memory then,
     and, but for a pause, on its way to durable storage.
@@ -96,7 +97,7 @@ def train(
         at(step, "keep", 0)
         kept_s = keeping.after_step(result.votes)
         message = _step_message(step, result, waited, time.monotonic() - began)
-        report(message | {"snapshot_s": kept_s, "complete": keeping.complete})
+        report(message | {"snapshot_s": kept_s, "complete": keeping.complete, **meter()})
         every = job.health.check_replicas_every
         if every and engine.step_done % every == 0:
             # Ranks wait for one another here as when they agree on the next step: whoever still keeps is behind.

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -31,6 +32,7 @@ from planaria.runtime.groups import Groups, Rendezvous
 from planaria.runtime.hello import Hello
 from planaria.runtime.keeping import Keeping, describe
 from planaria.runtime.loop import Report, Requests, train
+from planaria.runtime.meters import Meters, bytes_sent, usage
 from planaria.runtime.notices import Notices
 from planaria.runtime.outcome import End, Outcome
 from planaria.runtime.progress import Progress
@@ -189,9 +191,10 @@ class Worker:
         self._restore(engine, order)
         _lap(outcome, "restore", clock)
         report({"t": "ready", "step": engine.step_done, "phases": outcome.phases})
-        keeping = self._open_keeping(engine, order, report, lambda: groups.aborted, progress)
+        meters = Meters(progress.at, lambda: usage(self.device) | {"queue": feed.ready()}, partial(bytes_sent, engine))
+        keeping = self._open_keeping(engine, order, report, lambda: groups.aborted, meters.at)
         try:
-            outcome.end = train(engine, feed, keeping, spec.job, requests, report, progress.at)
+            outcome.end = train(engine, feed, keeping, spec.job, requests, report, meters.at, meters.take)
         finally:
             outcome.step = engine.step_done
             keeping.close()
@@ -213,16 +216,14 @@ class Worker:
         order: Order,
         report: Report,
         interrupted: Callable[[], bool],
-        progress: Progress,
+        at: Callable[[int, str], None],
     ) -> Keeping:
         rank = order.rendezvous.rank
         table = describe(engine, rank, order.nodes)
         snapshots = Snapshots(
             KeeperLink(order.keeper), order.rendezvous.generation, self.spec.ident, table, self.device, order.strict
         )
-        return Keeping(
-            snapshots, table, engine, self.spec.job, order.token, order.durable, report, interrupted, at=progress.at
-        )
+        return Keeping(snapshots, table, engine, self.spec.job, order.token, order.durable, report, interrupted, at=at)
 
     def _open_feed(self, order: Order, groups: Groups) -> LoaderFeed:
         rendezvous = order.rendezvous

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, MutableMapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from planaria.commands.failures import UsageError
@@ -35,15 +37,18 @@ def reach(address: str | None) -> Jobs:
     Raises:
         UsageError: nobody answers there, or the token is missing or wrong.
     """
+    use_token(os.environ)  # before Ray is imported, which reads it once
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
+    # Its remarks on packages and sockets would stand between the lines of the job.
+    for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
+        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)
     try:
         client: Jobs = JobSubmissionClient(address)
     except AuthenticationError as error:
         raise UsageError(
-            f"the cluster wants a token ({str(error).splitlines()[0]}); set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+            f"the cluster wants its token ({str(error).splitlines()[0]}); set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
         ) from None
     except (ConnectionError, ValueError, RuntimeError) as error:
         where = f"at {address}" if address else "at RAY_ADDRESS or on this machine"
@@ -52,6 +57,19 @@ def reach(address: str | None) -> Jobs:
             "--address http://HOST:8265"
         ) from None
     return client
+
+
+def use_token(environment: MutableMapping[str, str]) -> None:
+    """Show a token that is at hand, unless ``RAY_AUTH_MODE`` says what to do.
+
+    A first ``ray.init()`` leaves a token in the home directory, and every later ``ray start`` wants it; Ray's client of
+    the job API alone does not look for it by itself.
+    """
+    if "RAY_AUTH_MODE" in environment:
+        return
+    file = environment.get("RAY_AUTH_TOKEN_PATH") or str(Path(environment.get("HOME", "~")) / ".ray" / "auth_token")
+    if environment.get("RAY_AUTH_TOKEN") or Path(file).expanduser().is_file():
+        environment["RAY_AUTH_MODE"] = "token"
 
 
 def unreachable() -> tuple[type[Exception], ...]:
