@@ -21,7 +21,7 @@ from planaria.observe.record import read_lines
 
 WINDOW_S = 5.0
 """Length of a window; scrapes come once a second in every other one."""
-SCRAPED = "planaria, scraped"
+SCRAPED = "planaria-scraped"
 SCRAPED_S = 150.0
 ENDLESS = 1_000_000
 LEAST_STEPS = 3
@@ -100,6 +100,8 @@ def compared(steps: Sequence[Step], scraper: Scraper, warm_up: int) -> dict[str,
 def run_scraped(work: Work, limit_s: float, warm_up: int, logs: Path | None) -> dict[str, Any]:
     """A run whose metrics are scraped now and then, for ``limit_s`` or all of its steps."""
     row: dict[str, Any] = {"contender": SCRAPED, "load": load()}
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{SCRAPED}.txt" if logs is not None else None
     scrapers: list[Scraper] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.forms import long_form
 
 import step as bench
 from _checkpoint.pool import Pool
@@ -29,6 +30,7 @@ def test_a_figure_is_the_median_over_rounds_that_have_both() -> None:
     assert ["accelerate", "replicated", "no such module"] in lines
 
 
+@long_form
 def test_a_burst_of_the_engine_and_of_a_peer() -> None:
     work = bench.work_of("replicated")
     with scratch() as (folder, environment):

@@ -19,6 +19,7 @@ from tests.data.pictures import corners, encode, pairs, write_shard
 from planaria.config import DataConfig
 from planaria.data.collate import VLMCollator
 from planaria.data.errors import DataError
+from planaria.data.files import File, local_file
 from planaria.data.formats import FileDataset, open_files
 from planaria.data.rows import Needs
 from planaria.data.sample import Sample
@@ -250,6 +251,18 @@ def test_damage_inside_a_shard_costs_its_samples(tmp_path: Path) -> None:
     for index, cause in enumerate(["image .*x cannot be read", "the record is not valid JSON", "no mapping but list"]):
         with pytest.raises(BadSample, match=cause):
             dataset[index]
+
+
+def test_pictures_beside_a_file_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def look(path: str | Path) -> File:
+        seen.append(Path(path).name)
+        return local_file(path)
+
+    sets.llava(tmp_path, sets.twenty())
+    monkeypatch.setattr("planaria.data.files.local_file", look)
+    assert len(opened(tmp_path)) == 20 and seen == ["train.json"]
 
 
 def test_files_of_several_formats_or_of_none_are_refused(tmp_path: Path) -> None:

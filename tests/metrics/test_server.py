@@ -72,7 +72,7 @@ def test_openmetrics_is_spoken_to_who_asks_for_it(server: MetricsServer) -> None
 def test_it_is_found_by_http_service_discovery_and_by_a_probe(server: MetricsServer) -> None:
     status, kind, text = get(server, "/sd")
     assert (status, kind) == (200, "application/json")
-    assert json.loads(text) == [{"targets": [f"{HOST}:{server.port}"], "labels": {"run": "demo"}}]
+    assert json.loads(text) == [{"targets": [f"{HOST}:{server.port}"], "labels": {"__meta_planaria_run": "demo"}}]
     assert get(server, "/healthz")[::2] == (200, "ok\n")
     assert get(server, "/nonsense")[0] == 404
 

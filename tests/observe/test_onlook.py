@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from planaria.commands.failures import UsageError
 from planaria.commands.onlook import look_at_folder
-from planaria.commands.top import Ended, choose, notes, top, watch
+from planaria.commands.top import Ended, choose, notes, refuse_silent, top, watch
 from planaria.observe.onlook import frame, memory_text, ranked, staff_text
 
 NOW = 5000.0
@@ -97,6 +98,18 @@ def test_the_job_that_is_meant():
     for asked, given, message in [(None, jobs, "name one"), ("x", jobs, "no job 'x'"), (None, [], "no job runs")]:
         with pytest.raises(UsageError, match=message):
             choose(given, asked)
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(UsageError, match="nobody answers there"):
+            refuse_silent(address)
+        free.listen()
+        refuse_silent(address)
+    refuse_silent(None)
+    refuse_silent("auto")
 
 
 def test_watching_ends_with_the_job_and_survives_a_controller_that_is_away():

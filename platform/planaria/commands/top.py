@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from planaria.commands.failures import UsageError
 Seen = dict[str, Any]
 Source = Callable[[], Seen | None]
 """Looks once; None: nobody answers at the moment."""
+
+
+CONNECT_S = 5.0
 
 
 class Ended(Exception):
@@ -34,7 +38,7 @@ def top(run: str | None, address: str | None, once: bool, interval_s: float) -> 
     from rich.console import Console
 
     console = Console(highlight=False)
-    with contextlib.suppress(KeyboardInterrupt), _source(run, address) as source:
+    with contextlib.suppress(KeyboardInterrupt), _source(console, run, address) as source:
         if once or not console.is_terminal or console.is_dumb_terminal:
             seen = source()
             if seen is None:
@@ -90,7 +94,7 @@ def _frame(console: Any, seen: Seen, height: int | None) -> Any:
 
 
 @contextlib.contextmanager
-def _source(run: str | None, address: str | None) -> Iterator[Source]:
+def _source(console: Any, run: str | None, address: str | None) -> Iterator[Source]:
     """Where to look: at the folder, if it is one and no cluster is named; else at the cluster."""
     from planaria.commands.onlook import look_at_folder
 
@@ -101,11 +105,29 @@ def _source(run: str | None, address: str | None) -> Iterator[Source]:
         return
     from planaria.commands.train import connect
 
-    disconnect = connect(address or "auto", None)
+    refuse_silent(address)
+    with contextlib.ExitStack() as stack:
+        with console.status("connecting to the cluster"):
+            stack.callback(connect(address or "auto", None))
+            source = _cluster(run)
+        yield source
+
+
+def refuse_silent(address: str | None) -> None:
+    """Ray itself would try for minutes to reach a head where nobody listens.
+
+    Raises:
+        UsageError: nobody does at ``HOST:PORT``; addresses of other forms are left to Ray.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
     try:
-        yield _cluster(run)
-    finally:
-        disconnect()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"--address {address}: nobody answers there ({error}); is it the head's host and port?"
+        ) from None
 
 
 def _cluster(run: str | None) -> Source:

@@ -68,7 +68,10 @@ def files_of(path: str, config: DataConfig) -> tuple[list[File], Format]:
     Raises:
         DataError: nothing there, or of no known format.
     """
-    files = find_files(path)
+    try:
+        files = find_files(path, lambda name: format_of(name) is not None)  # pictures beside them may be many
+    except DataError:
+        files = find_files(path)  # to name what is there instead
     format: Format = detect(files, path) if config.format == "auto" else config.format
     if len(files) > 1:  # a single file is what was meant, whatever its name
         described = format in ("hf", "mds")

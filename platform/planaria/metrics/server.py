@@ -49,7 +49,7 @@ class MetricsServer:
         self.port: int = self._server.server_address[1]
         shown = shown_as or host
         self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
-        self._server.targets = [{"targets": [self.address], "labels": {"run": run}}]
+        self._server.targets = [{"targets": [self.address], "labels": {"__meta_planaria_run": run}}]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
