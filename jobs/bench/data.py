@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 import _report as report
+from _data import balance
 from _data.contenders import CONTENDERS
 from _data.shards import write_shards
 from _runs import scratch
@@ -99,7 +100,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def build_report(rows: list[dict[str, Any]], sets: list[str], options: argparse.Namespace, date: str) -> report.Report:
     """Medians over the rounds, and their ratios."""
-    figures: dict[str, float] = {}
+    figures: dict[str, float] = balance.figures()
     for name in sets:
         key = name.replace(" ", "_")
         for figure, contender in (("pairs_vs_webdataset", PEER), ("pairs_vs_decode_limit", LIMIT)):

@@ -29,6 +29,7 @@ def test_figures_are_ratios_of_medians_and_absence_is_told() -> None:
     rows.append({"set": "224 px", "contender": "datasets streaming", "round": 0, "absent": "no such module"})
     options = argparse.Namespace(batch=32, rounds=3, seconds=8.0)
     result = bench.build_report(rows, ["224 px"], options, "2026-01-31")
+    assert result.figures.pop("balance_utilisation") >= 0.95 > result.figures.pop("balance_utilisation_random")
     assert result.figures == {
         "pairs_vs_webdataset_224_px": pytest.approx(1.2),
         "pairs_vs_webdataset_per_cpu_224_px": pytest.approx(1.2),
