@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -132,3 +133,16 @@ def test_a_port_that_is_taken_gives_way_to_the_next(server: MetricsServer, monke
     monkeypatch.setattr(serving, "TRIES", 1)
     with pytest.raises(PortsTaken, match=rf"ports {server.port} to {server.port} .* set metrics\.port"):
         MetricsServer(registry_of("demo", filled), "demo", HOST, server.port)
+
+
+def test_the_loopback_serves_too() -> None:
+    server = MetricsServer(registry_of("demo", filled), "demo", "127.0.0.2", 0)
+    try:
+        assert server.address == f"127.0.0.2:{server.port}"
+        for host in ("127.0.0.2", "127.0.0.1"):
+            with urllib.request.urlopen(f"http://{host}:{server.port}/healthz", timeout=5) as answer:
+                assert answer.read() == b"ok\n"
+    finally:
+        server.close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=2)

@@ -6,6 +6,7 @@ once the later ones are turned away.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
@@ -29,7 +30,8 @@ class PortsTaken(OSError):
 
 
 class MetricsServer:
-    """Serves from its making until :meth:`close`.
+    """Serves from its making until :meth:`close`, on ``host`` and, where that port is free, on the loopback: a
+    Prometheus on the same machine needs not know under which address Ray has the node.
 
     Args:
         registry: what ``/metrics`` shows.
@@ -44,19 +46,23 @@ class MetricsServer:
     """
 
     def __init__(self, registry: CollectorRegistry, run: str, host: str, port: int, shown_as: str = "") -> None:
-        self._server = _listen(host, port)
-        self._server.registry = registry
-        self.port: int = self._server.server_address[1]
+        first = _listen(host, port)
+        self.port: int = first.server_address[1]
+        self._servers = [first]
+        with contextlib.suppress(OSError):  # taken: by this very server, if it listens everywhere
+            self._servers.append(_Server("127.0.0.1", self.port))
         shown = shown_as or host
         self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
-        self._server.targets = [{"targets": [self.address], "labels": {"__meta_planaria_run": run}}]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
+        for server in self._servers:
+            server.registry = registry
+            server.targets = [{"targets": [self.address], "labels": {"__meta_planaria_run": run}}]
+            threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
         """Listen no more; answers that are under way are not waited for."""
-        self._server.shutdown()
-        self._server.server_close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
