@@ -11,6 +11,7 @@ import pytest
 
 from planaria.config import parse
 from planaria.control.chronicle import Chronicle
+from planaria.control.failure import JobFailed
 from planaria.control.generation import Generation
 from planaria.control.status import Status
 from planaria.layout import Layout
@@ -196,3 +197,18 @@ def test_every_ranks_work_is_on_record_in_whatever_order_it_is_told(book: Book) 
     book.chronicle.settle(book.generations[0], 3)
     (row,) = read_lines(book.folder / "ranks.jsonl")
     assert row["gen"] == 1 and row["ranks"] == {"0": [3, 3, 0.75, 0.0, 3], "1": [3, 3, 0.75, 0.0, 3]}
+
+
+def test_too_many_damaged_samples_end_the_job_with_a_table_of_reasons(book: Book) -> None:
+    causes = [
+        "the caption is not UTF-8 (byte 0xbd at 0)",
+        "the caption is not UTF-8 (byte 0xfe at 7)",
+        "there is no image",
+    ]
+    bad = [{"position": n, "index": n, "attempt": 0, "key": f"a.tar/{n}", "cause": c} for n, c in enumerate(causes)]
+    with pytest.raises(JobFailed, match=r"a\.tar/0") as failure:
+        book.chronicle.take("worker-0", share(1, 0, rank=0) | {"bad": [bad[2], bad[0]]})
+    assert str(failure.value).splitlines()[1:] == [
+        "       1  there is no image",
+        "       1  the caption is not UTF-8 (byte N at N)",
+    ]

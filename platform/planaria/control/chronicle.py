@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from planaria.config import JobConfig
@@ -18,6 +20,8 @@ from planaria.observe.text import score_text
 Message = dict[str, Any]
 BAD_FLOOR = 1000
 """The share of bad samples is judged as if at least this many had been read."""
+MOST_REASONS = 10
+"""Reasons that the end of a run for damaged samples lists."""
 GOODPUT_EVERY_S = 10.0
 """``goodput.jsonl`` gets a row this often while steps are done."""
 
@@ -35,7 +39,7 @@ class Chronicle:
     ) -> None:
         self._job, self._record, self._status = job, record, status
         self._generations, self._begun = generations, begun
-        self._bad: set[tuple[int, int]] = set()
+        self._bad: dict[tuple[int, int], str] = {}
         self.evaluation: dict[str, Any] | None = None
         self.account = Account(time.monotonic())
         """Where the wall time goes. States, faults and beginnings of generations are told by the controller."""
@@ -160,7 +164,7 @@ class Chronicle:
                 generation.ledgered = max(generation.ledgered, row["step"])
         for row in self._record.rows("events", sizes["events"]):
             if row["event"] == "bad_sample":
-                self._bad.add((row["position"], row["attempt"]))
+                self._bad[row["position"], row["attempt"]] = row["cause"]
             elif row["event"] == "evaluation":
                 self.evaluation = {k: v for k, v in row.items() if k not in ("time", "event", "text", "gen")}
         self._status.bad_samples = len(self._bad)
@@ -209,7 +213,7 @@ class Chronicle:
         key = (bad["position"], bad["attempt"])
         if key in self._bad:
             return
-        self._bad.add(key)
+        self._bad[key] = bad["cause"]
         self._status.bad_samples = len(self._bad)
         self._record.event("bad_sample", f"sample {bad['key']} replaced: {bad['cause']}", **bad)
         read = (max(generation.step for generation in self._generations) + 1) * self._job.train.global_batch
@@ -218,8 +222,15 @@ class Chronicle:
             raise JobFailed(
                 f"{len(self._bad)} of about {read} samples are damaged, more than data.max_bad_fraction={share:g} "
                 f"allows; last: {bad['key']}: {bad['cause']}. Repair the data (events.jsonl names every damaged "
-                f"sample) or raise data.max_bad_fraction"
+                f"sample) or raise data.max_bad_fraction. By reason:\n{_reasons(self._bad.values())}"
             )
 
     def _tell(self, kind: str, text: str, message: Message) -> None:
         self._record.event(kind, text, **{key: value for key, value in message.items() if key not in ("t", "rank")})
+
+
+def _reasons(causes: Iterable[str]) -> str:
+    """How many samples each cause has spoilt, the most frequent first; numbers that differ from sample to sample are
+    left out."""
+    counts = Counter(re.sub(r"(?<![\w-])(0x[0-9a-fA-F]+|\d+)", "N", cause) for cause in causes)
+    return "\n".join(f"{count:>8,}  {cause}" for cause, count in counts.most_common(MOST_REASONS))
