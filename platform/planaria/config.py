@@ -491,8 +491,7 @@ class MetricsConfig(Section):
         description="where the controller serves /metrics; the next ports if it is taken; 0: any that is free",
     )
     host: str | None = Field(
-        None,
-        description="address that it listens on; null: the node's address in the cluster and the loopback; 0.0.0.0: all",
+        None, description="address to listen on; null: the node's in the cluster, and the loopback; 0.0.0.0: all"
     )
     ray_mirror: bool = Field(True, description="show a few series among Ray's own metrics, too, as ray_planaria_...")
 
