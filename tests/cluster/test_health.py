@@ -19,7 +19,9 @@ from planaria.runtime.local_cluster import LocalCluster
 from planaria.trainer import ElasticTrainer, TrainingFailed
 
 pytestmark = pytest.mark.timeout(240)
-POINTS = 100
+POINTS = 400
+STEPS = 70
+"""So many that the controller has judged the bad ones before the job ends: a step takes some milliseconds."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_data_that_make_no_numbers_are_left_out_after_going_back(cluster: LocalC
     recipe = PoisonedRecipe(first=60, stop=75)
     config = toy_job(
         tmp_path,
-        train={"steps": 17, "global_batch": 5, "micro_batch": 3},
+        train={"steps": STEPS, "global_batch": 5, "micro_batch": 3},
         elastic={"max_workers": 2, "bad_steps": 3},
         checkpoint={"every": 5},
     )
@@ -71,10 +73,10 @@ def test_data_that_make_no_numbers_are_left_out_after_going_back(cluster: LocalC
     assert (back["to_step"], back["windows"]) == (10, [[12, 14]])
     assert run.of("generation")[1]["step"] == 10
     last = {row["step"]: row for row in run.metrics}
-    assert sorted(last) == list(range(17))
+    assert sorted(last) == list(range(STEPS))
     assert not any(row["skipped"] for row in last.values()), "the poison was left out"
     expected = {}
-    for step in range(17):
+    for step in range(STEPS):
         at = batch_of(step, [(12, 14)]) * 5
         expected[step] = sorted(indices(at, at + 5, POINTS, config.seed, False))
     assert run.ids() == expected

@@ -60,8 +60,10 @@ class LocalCluster:
         self._ray_tmpdir = os.environ.get("RAY_TMPDIR")
         os.environ["RAY_TMPDIR"] = self._folder
         self._common = {"object_store_memory": OBJECT_STORE_BYTES}
-        # A dashboard without a port of its own takes the next free one; Ray's default would refuse where another is up.
-        head = {"num_cpus": 0, "include_dashboard": dashboard, "dashboard_port": None, **self._common}
+        # Ray's own ports for the head's dashboard and agent are for one cluster per machine: without its agent, a head
+        # takes no jobs. These are free ones.
+        ports = {"dashboard_port": None, "dashboard_agent_listen_port": 0}
+        head = {"num_cpus": 0, "include_dashboard": dashboard, **ports, **self._common}
         with _starting_nodes(self._folder):
             self.cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes):
