@@ -19,8 +19,8 @@ from planaria.recipe import Dataset
 class PoisonedPoints(Points):
     """Samples from ``first`` on, up to and without ``stop``, are not numbers."""
 
-    def __init__(self, length: int, first: int, stop: int) -> None:
-        super().__init__(length)
+    def __init__(self, length: int, samples: int, first: int, stop: int) -> None:
+        super().__init__(length, samples)
         self.first, self.stop = first, stop
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
@@ -36,7 +36,7 @@ class PoisonedRecipe(ToyRecipe):
     stop: int = 0
 
     def dataset(self, split: str) -> Dataset:
-        return PoisonedPoints(self.length, self.first, self.stop)
+        return PoisonedPoints(self.length, self.samples, self.first, self.stop)
 
 
 @dataclass
