@@ -34,6 +34,13 @@ def _command(pid: int) -> str:
     return ""
 
 
+def _pooled(pid: int, before: set[int]) -> bool:
+    """Whether it is an idle worker that Ray keeps at hand, of a cluster that is older than the test."""
+    with contextlib.suppress(psutil.Error):
+        return _command(pid).startswith("ray::IDLE") and psutil.Process(pid).ppid() in before
+    return False
+
+
 def _shared_memory() -> set[str]:
     """Names in shared memory, without those that a process which is no descendant of this one has open: another
     test process makes its own."""
@@ -48,8 +55,8 @@ def _shared_memory() -> set[str]:
     return names
 
 
-def _listening() -> set[int]:
-    pids = _processes() | {os.getpid()}
+def _listening(apart_from: set[int] | None = None) -> set[int]:
+    pids = (_processes() | {os.getpid()}) - (apart_from or set())
     found = set()
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.pid in pids:
@@ -74,7 +81,9 @@ def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
     shared_memory, listening, processes = _shared_memory(), _listening(), _processes()
     yield
     deadline = time.monotonic() + 20
-    while (running := _processes() - processes) or _shared_memory() - shared_memory:
+    while (
+        running := {pid for pid in _processes() - processes if not _pooled(pid, processes)}
+    ) or _shared_memory() - shared_memory:
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
@@ -83,4 +92,4 @@ def nothing_left_behind(temp_folder: Path) -> Iterator[None]:
     assert _shared_memory() <= shared_memory
     # Ray's daemons keep their session logs and what they do not clean up when they are killed; torch keeps a cache.
     assert not [path.name for path in temp_folder.iterdir() if not path.name.startswith(KEPT_BY_OTHERS)]
-    assert _listening() <= listening
+    assert _listening({pid for pid in _processes() if _pooled(pid, processes)}) <= listening
