@@ -50,6 +50,17 @@ def test_of_very_many_shards_a_digest_is_kept(monkeypatch: pytest.MonkeyPatch) -
     assert differences(before, of([("a.tar", 101, 10), *SHARDS[1:]])) == ["the shards are others"]
 
 
+def test_shards_of_another_kind_are_the_data_sets_own_affair() -> None:
+    class Own(Files):
+        def __len__(self) -> int:
+            return 2
+
+    own: Any = Own([])
+    for shards in (7, ["a.tar"]):
+        own.shards = shards
+        assert identity_of(own) == DataIdentity(2, "")
+
+
 def test_made_samples_are_known_by_their_number() -> None:
     assert differences(identity_of(range(5)), identity_of(range(5))) == []
     assert differences(identity_of(range(5)), identity_of(range(6))) == ["5 samples before, 6 now"]

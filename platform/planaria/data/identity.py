@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,11 @@ class DataIdentity:
 
 
 def identity_of(dataset: Dataset) -> DataIdentity:
-    """Of an open data set; one without ``shards`` is known by its number of samples alone."""
+    """Of an open data set; one whose ``shards`` are no files (:class:`planaria.data.rows.Shard`) is known by its number
+    of samples alone."""
     found = getattr(dataset, "shards", None)
-    if found is None:
+    # A data set of the user's own may mean something else by that name.
+    if not isinstance(found, Sequence) or not all(hasattr(one, "file") and hasattr(one, "samples") for one in found):
         return DataIdentity(len(dataset), "")
     listed = [(shard.file.name, shard.file.size, shard.samples) for shard in found]
     digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
