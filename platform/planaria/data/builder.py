@@ -95,7 +95,8 @@ class BatchBuilder:
         built: list[MicroBatch] = []
         first = number * self._global_batch
         for start, stop in micro_batches(lo, hi, count):
-            found = [self._healthy(first + offset, bad) for offset in range(start, stop)]
+            wanted = self._order.indices(first + start, first + stop)
+            found = [self._healthy(first + start + at, index, bad) for at, index in enumerate(wanted)]
             if found:
                 batch = self._collate([sample for _, sample in found], [1] * len(found))
             else:
@@ -138,10 +139,11 @@ class BatchBuilder:
         ]
         return EvalBatch(batch, choices, bad)
 
-    def _healthy(self, position: int, bad: list[BadRecord]) -> tuple[int, Any]:
-        """(dataset index, sample) for a position: the sample in order, or its first healthy substitute."""
+    def _healthy(self, position: int, index: int, bad: list[BadRecord]) -> tuple[int, Any]:
+        """(dataset index, sample) for a position: ``index``, which is in order, or its first healthy substitute."""
         for attempt in range(1 + TRIES):
-            index = self._order.substitute(position, attempt)
+            if attempt:
+                index = self._order.substitute(position, attempt)
             try:
                 return index, self._dataset[index]
             except BadSample as error:
@@ -157,5 +159,5 @@ class BatchBuilder:
         # Its content never counts, so one healthy sample serves for good. Damage met here is not recorded:
         # nothing was consumed.
         if self._filler_sample is None:
-            self._filler_sample = self._healthy(0, [])[1]
+            self._filler_sample = self._healthy(0, self._order.substitute(0, 0), [])[1]
         return self._filler_sample

@@ -52,14 +52,22 @@ class DataIdentity:
 def identity_of(dataset: Dataset) -> DataIdentity:
     """Of an open data set; one whose ``shards`` are no files (:class:`planaria.data.rows.Shard`) is known by its number
     of samples alone."""
-    found = getattr(dataset, "shards", None)
-    # A data set of the user's own may mean something else by that name.
-    if not isinstance(found, Sequence) or not all(hasattr(one, "file") and hasattr(one, "samples") for one in found):
+    found = shards_of(dataset)
+    if found is None:
         return DataIdentity(len(dataset), "")
     listed = [(shard.file.name, shard.file.size, shard.samples) for shard in found]
     digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
-    sources = tuple(len(getattr(one.dataset, "shards", ())) for one in getattr(dataset, "sources", ()))
+    sources = tuple(len(shards_of(one.dataset) or ()) for one in getattr(dataset, "sources", ()))
     return DataIdentity(len(dataset), digest, tuple(listed) if len(listed) <= MOST_LISTED else (), sources)
+
+
+def shards_of(dataset: Any) -> Sequence[Any] | None:
+    """The files of an open data set, each a :class:`planaria.data.rows.Shard`; None of one that is not read from files.
+    A data set of the user's own may mean something else by that name."""
+    found = getattr(dataset, "shards", None)
+    if isinstance(found, Sequence) and all(hasattr(one, "file") and hasattr(one, "samples") for one in found):
+        return found
+    return None
 
 
 def differences(before: DataIdentity, now: DataIdentity) -> list[str]:

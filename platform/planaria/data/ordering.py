@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planaria.data.identity import shards_of
 from planaria.data.mixing import Draw, parts_of
 from planaria.data.order import candidate, indices
 
@@ -32,7 +33,7 @@ class SourceShape:
     name: str = ""
     weight: float = 1.0
 
-    @property
+    @functools.cached_property  # asked for with every batch, and there may be very many shards
     def samples(self) -> int:
         """Of all shards."""
         return sum(self.shards)
@@ -60,6 +61,8 @@ class Order:
         self.draw = Draw(parts_of([source.weight for source in sources]))
         self.sources, self._seed, self._shuffle, self._block = tuple(sources), seed, shuffle, block
         self._starts = np.cumsum([0, *(source.samples for source in sources)])
+        self._epochs: dict[tuple[int, int], _Blocks] = {}
+        """The newest, by (source, epoch)."""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -107,9 +110,15 @@ class Order:
         while start < stop:
             epoch, offset = divmod(start, source.samples)
             end = min(stop, (epoch + 1) * source.samples)
-            found.append(_blocks(source.shards, seed, epoch, self._block).read(offset, offset + end - start))
+            found.append(self._blocks(number, seed, epoch, self._block).read(offset, offset + end - start))
             start = end
         return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _blocks(self, number: int, seed: int, epoch: int, block: int) -> _Blocks:
+        if (number, epoch) not in self._epochs:
+            self._epochs.pop((number, epoch - 2), None)
+            self._epochs[number, epoch] = _Blocks(self.sources[number].shards, seed, epoch, block)
+        return self._epochs[number, epoch]
 
 
 def shapes_of(dataset: Any) -> list[SourceShape]:
@@ -126,7 +135,7 @@ def order_of(dataset: Any, seed: int, shuffle: bool, block: int | None = None) -
 
 
 def _shards(dataset: Any) -> tuple[int, ...]:
-    shards = getattr(dataset, "shards", None)
+    shards = shards_of(dataset)
     return (len(dataset),) if shards is None else tuple(shard.samples for shard in shards)
 
 
@@ -140,6 +149,7 @@ class _Blocks:
         sizes = np.array(shards, np.int64)
         self._first = np.cumsum(np.concatenate([[0], sizes]))[:-1][order]  # dataset index of each shard's first sample
         self._ends = np.cumsum(sizes[order])
+        self._befores = np.concatenate([[0], self._ends])
         edges = self._ends[[*range(block - 1, count - 1, block), count - 1]]
         self._edges = np.concatenate([[0], edges])
 
@@ -158,14 +168,8 @@ class _Blocks:
 
     def _unpermuted(self, offsets: I64) -> I64:
         shard = np.searchsorted(self._ends, offsets, "right")
-        before = np.concatenate([[0], self._ends])[shard]
-        result: I64 = self._first[shard] + offsets - before
+        result: I64 = self._first[shard] + offsets - self._befores[shard]
         return result
-
-
-@functools.lru_cache(maxsize=32)
-def _blocks(shards: tuple[int, ...], seed: int, epoch: int, block: int) -> _Blocks:
-    return _Blocks(shards, seed, epoch, block)
 
 
 def _derived(seed: int, *what: object) -> int:
